@@ -18,10 +18,10 @@ ADMIN_CLIENT_ID = "admin"  # the client that a service has from its first start
 class Right(StrEnum):
     """A permission that an operation requires over a resource.
 
-    READ shows VMs and their events. OPERATE requests maintenance of VMs and changes their settings. APPROVE approves
-    events. PLATFORM is for hosts, the fleet, rollouts, faults, the clock and the service. ADMINISTER is for clients,
-    grants, webhooks, backups, and programs on the service's machine, which could read its secrets. No right includes
-    another: roles combine them.
+    READ is for seeing VMs and their events, OPERATE for requesting maintenance of VMs and changing their settings,
+    APPROVE for approving events. PLATFORM is for hosts, the fleet, rollouts, faults, the clock and the service.
+    ADMINISTER is for clients, grants, webhooks, backups, and programs on the service's machine, which could read its
+    secrets. No right includes another: roles combine them.
     """
 
     READ = "read"  # see VMs and their events
@@ -34,8 +34,8 @@ class Right(StrEnum):
 class Role(StrEnum):
     """A named set of rights; ROLE_RIGHTS lists them. The values are the names that people type.
 
-    Reader has READ, Operator also OPERATE, ScheduledEventContributor READ and APPROVE, Platform READ and PLATFORM,
-    and Administrator every right.
+    Reader has READ, Operator has READ and OPERATE, ScheduledEventContributor has READ and APPROVE, Platform has READ
+    and PLATFORM, and Administrator has every right.
     """
 
     READER = "Reader"  # may read
@@ -89,7 +89,7 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 def client_principal(client_id: str) -> str:
     """Return the principal id of the client with this id, which may have any letter case.
 
-    It is `client:<id>` in lower case. Whether such a client is registered is not checked.
+    It is `client:<id>` in lower case. Does not check whether such a client is registered.
     """
     return f"client:{client_id.casefold()}"
 
@@ -103,14 +103,14 @@ def vm_principal(vm_id: str) -> str:
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """The authenticated caller of an operation, and all grants to it when it was authenticated.
+    """The authenticated caller of an operation, with all grants that it had when it was authenticated.
 
-    Made anew for each request, so that a changed grant counts from the next request on.
+    A new one is made for each request, so that a changed grant counts from the next request on.
     """
 
     id: str  # as `Grant.to` names it: `client:…`, `vm:…`, `oidc:…` or `owner`
     name: str  # as history entries show it
-    grants: tuple[Grant, ...] = ()  # of an external issuer's caller, also those to its other ids, such as groups
+    grants: tuple[Grant, ...] = ()  # for a caller of an external issuer, also grants to its other ids, such as groups
 
     def may(self, right: Right, over: str) -> bool:
         """Return whether a grant to this principal includes the right over the resource with the id `over`.

@@ -36,7 +36,7 @@ def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
     """Return the VMs that the event would act on now, as they are now, in the order of `event.vms`.
 
     A VM is left out if it was removed, if its power state does not allow the event's verb (`can_act_on`), or if the
-    event is planned maintenance of a host that the VM is neither on nor being moved to (spec §6.4). Of a VM that is
+    event is planned maintenance of a host that the VM is neither on nor being moved to (spec §6.4). For a VM that is
     being moved to that host, the power state on arrival counts.
     """
     rules, affected = event.rules, []
@@ -52,9 +52,10 @@ def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
 def is_concerned(scope: Scope, vm: Vm, rules: CauseRules, host: str) -> bool:
     """Return whether work on `host` still concerns the VM: False only if the VM has left that host.
 
-    `rules` are those of the work's cause, `host` is the exact name of the host that the work is about. False means:
-    planned maintenance (`rules.planned`) of a host that the VM is neither on nor being moved to. True for any other
-    cause, such as the failure of a host, and for work that is not about a host (""). The VM is one of the scope.
+    `rules` are the rules of the work's cause; `host` is the exact name of the host that the work is about. The result
+    is False for planned maintenance (`rules.planned`) of a host that the VM is neither on nor being moved to. It is
+    True for any other cause, such as the failure of a host, and for work that is not about a host (""). The VM is one
+    of the scope.
     """
     return not (host and rules.planned) or vm.host == host or vm_on_arrival(scope, vm, host) is not None
 
@@ -77,8 +78,8 @@ def vm_on_arrival(scope: Scope, vm: Vm, host: str) -> Vm | None:
 def move_in_progress(scope: Scope, event: Event) -> Act | None:
     """Return an unfinished act of another event that brings a VM of this event to a host, or None.
 
-    The other event is a started one of the scope, and the act migrates or redeploys the VM, or starts it on a host. Of
-    several such acts it is one of the oldest event.
+    The other event is a started event of the scope; its act migrates or redeploys the VM, or starts it on a host. If
+    there are several such acts, the result is one of the oldest event.
     """
     for other in scope.live_events(EventState.STARTED):
         for act in other.unfinished_acts if other.id != event.id else ():
@@ -88,7 +89,7 @@ def move_in_progress(scope: Scope, event: Event) -> Act | None:
 
 
 def acts_for_event(scope: Scope, event: Event, context: DecisionContext) -> tuple[Act, ...]:
-    """Return one new act (operation on one VM) per VM that the event affects now, in its order.
+    """Return one new act (operation on one VM) per VM that the event affects now, in the event's order.
 
     Only makes the acts: nothing is stored or performed. `affected_vms` says which VMs are affected. A VM that moves, or
     that starts without a host, gets its destination from `context.destinations`. An act without the destination it
@@ -132,9 +133,9 @@ def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: 
     """Return the VMs of the scope for which a decision at `now` (lab time) may need a destination host.
 
     The decision may start the scheduled events that are approved or at their NotBefore, and the events in `planned`.
-    Such an event needs destinations if it migrates or redeploys its VMs, or starts one that is on no host. Whether the
-    event still waits for something else is not checked. Each VM is returned once, in the order of the events; removed
-    ones are left out.
+    Such an event needs destinations if it migrates or redeploys its VMs, or starts one that is on no host. Does not
+    check whether the event still waits for something else. Each VM is returned once, in the order of the events;
+    removed ones are left out.
     """
     return list({vm.key: vm for vm, _rules in _moving_vms(scope, planned, now)}.values())
 
@@ -142,8 +143,8 @@ def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: 
 def live_migrations(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> frozenset[str]:
     """Return the keys of the VMs that may now be migrated live, that is with their memory.
 
-    Of the VMs that `vms_needing_destination` returns for the same arguments, these are the ones that at least one of
-    the events migrates; others are redeployed or started.
+    They are the VMs returned by `vms_needing_destination` for the same arguments that at least one event migrates; the
+    others are redeployed or started.
     """
     return frozenset(vm.key for vm, rules in _moving_vms(scope, planned, now) if rules.verb is Verb.MIGRATE)
 
@@ -161,9 +162,9 @@ def _moving_vms(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> It
 def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
     """Return the VM as it is after an act on it succeeded at lab time `at`; `act.outcome` is ignored.
 
-    A migration or redeploy changes its host. A delete, or an eviction with policy Delete, sets `removed_at`; another
-    eviction and a deallocation make it deallocated; all four leave it without a host. A power-off stops it. A start
-    makes it run on its new or old host; without any, it stays as it is. Other verbs change nothing by themselves.
+    A migration or redeploy changes its host. A delete, or an eviction with policy Delete, sets `removed_at`; any other
+    eviction and a deallocation deallocate it; all four leave it without a host. A power-off stops it. A start makes it
+    run on its new or old host; without any, it stays as it is. Other verbs change nothing by themselves.
 
     A VM whose hosts are observed (it has `seen`) also gets a new `seen` for the next comparison: NORMAL, or CRASHED if
     it had crashed and is still stopped, and the act was no power-off. A reboot, redeploy or reimage makes such a VM

@@ -50,11 +50,11 @@ _DURATIONS_MIN = {
 class AzureWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A maintenance window in Azure's words, as a user wrote it. Stored, and shown to Azure's clients.
 
-    Nothing is checked here: `parse_azure_window` raises ValueError for wrong words, and says what they mean.
+    Nothing is checked here: `parse_azure_window` interprets the words, and raises ValueError for wrong ones.
     """
 
     start: str  # local time, such as `2026-12-05 02:00`; seconds are ignored
-    time_zone: str  # as Windows calls it, such as `W. Europe Standard Time`, ignoring letter case; no IANA name
+    time_zone: str  # as Windows calls it, such as `W. Europe Standard Time`, ignoring letter case; not an IANA name
     duration: str = ""  # hours and minutes, such as `02:00`; "": the default of its scope
     recur_every: str = ""  # such as `Week Saturday`; "": opens once
     expires: str = ""  # local time; "", or any year from 9000 on: never
@@ -75,9 +75,10 @@ def parse_azure_window(window: AzureWindow, scope: MaintenanceScope) -> Maintena
     """Return the window that Azure's words describe, in the form that decisions use.
 
     Without a duration it has the default of the scope; without a recurrence it opens once; a week or month without days
-    means those of the start. Seconds are ignored. Raises ValueError, with a sentence that names the wrong member, for
-    words that have no meaning, beyond Azure's limits of the scope (Host: 2 to 24 hours, open at least every 35 days and
-    in every month), and for an expiration that is not after the start. Whether it lies in the past is not checked.
+    uses the start's day. Seconds are ignored. Raises ValueError, with a sentence that names the wrong member, for words
+    that have no meaning, for values beyond Azure's limits of the scope (Host: 2 to 24 hours, open at least every 35
+    days and in every month), and for an expiration that is not after the start. Does not check whether it lies in the
+    past.
     """
     start, at = _parse_date_time("startDateTime", window.start)
     length_s = _parse_duration(with_default_duration(window, scope).duration, scope)

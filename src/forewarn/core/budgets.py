@@ -56,8 +56,8 @@ class Budget(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     max_percent: int = 0  # or this share of the present VMs of a group, 1 to 100
     per: BudgetGrouping = BudgetGrouping.EVERYTHING  # which VMs are counted together
     per_tag: str = ""  # the name of the tag whose values make the groups; only with TAG
-    location: str = ""  # it counts only VMs of this location, ignoring case; "": of all
-    tag: str = ""  # it counts only VMs with this tag, by name, ignoring case; "": all
+    location: str = ""  # counts only VMs in this location, ignoring case; "": all VMs
+    tag: str = ""  # counts only VMs with the tag of this name, ignoring case; "": all VMs
     tag_value: str = ""  # and with exactly this value of it, also if that is empty
 
     @property
@@ -90,7 +90,7 @@ class BudgetShortage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def exceeds(self, limit: int) -> bool:
         """Return whether more VMs go together than `limit`, the number that may be out of the group at once.
 
-        Then they never fit, even if no other VM of the group is out of service.
+        If so, they never fit, even if no other VM of the group is out of service.
         """
         return self.needed > limit
 
@@ -100,10 +100,9 @@ def make_budget(
 ) -> Budget:
     """Return the budget that a user described; it is neither stored nor fully checked yet.
 
-    `per` is a value of BudgetGrouping in lower case, and for a tag `tag:NAME`; `tag`, which selects the VMs to count,
-    is `NAME=VALUE`, or "" for all VMs. `max_vms` and `max_percent` are limits (0: not given), `location` selects VMs
-    too ("": all). Blanks around texts are removed. Raises Rejected for a `per` or `tag` of another form;
-    `check_budget` checks the rest.
+    `max_vms` and `max_percent` are limits (0: not given). `per` is a value of BudgetGrouping in lower case, or
+    `tag:NAME` for a tag. `location` and `tag` (`NAME=VALUE`) select the VMs to count ("": all). Blanks around texts are
+    removed. Raises Rejected for a `per` or `tag` of another form; `check_budget` checks the rest.
     """
     grouping, _, per_tag = per.strip().partition(":")
     try:
@@ -144,7 +143,7 @@ def check_budget(budget: Budget, vms: Iterable[Vm], others: Collection[Budget]) 
     It must have a name (up to 60 letters, digits, `-`, `_` and `.`), exactly one limit, of at least one VM or from 1 to
     100 percent, and name only a location and tags (ignoring case) and a tag value that a VM has. Only a budget per tag
     has `per_tag`, and a tag value needs its tag. Rejected too if there are 100 others. `vms` are the present VMs of the
-    fleet. Whether a name is used twice is not checked.
+    fleet. Does not check whether a name is used twice.
     """
     _check_name(budget.name)
     _check_limit(budget)
@@ -255,10 +254,10 @@ def group_limit(budget: Budget, size: int) -> int:
 
 
 def is_down(vm: Vm, down_hosts: Collection[str]) -> bool:
-    """Return whether a VM is out of service by its own state or that of its host, for any cause.
+    """Return whether a VM is out of service because of its own state or its host's, for any cause.
 
-    That is so if the VM does not run, is paused, has crashed or is missing, or is on one of `down_hosts` (exact names).
-    Events that act on the VM do not count here.
+    It is if it does not run, is paused, has crashed or is missing, or is on one of `down_hosts` (exact names). Events
+    that act on the VM do not count here.
     """
     return vm.power is not PowerState.RUNNING or vm.condition in _OUT_CONDITIONS or vm.host in down_hosts
 
@@ -267,8 +266,8 @@ def vms_out_by_event(event: Event) -> tuple[str, ...]:
     """Return the keys of the VMs that count as out of service because of this event; () once it is over.
 
     A scheduled event counts, for all its VMs, only if it has the cause of a rollout, which reserves budgets; a Freeze
-    that a fault made has such a cause too. A started event of any cause counts for the VMs that it acts on, also those
-    whose act has ended; starting a VM or applying its configuration again is no outage.
+    that a fault made has such a cause too. A started event of any cause counts for the VMs that it acts on, including
+    those whose act has ended; starting a VM or applying its configuration again is no outage.
     """
     if event.status is EventState.STARTED:
         return tuple(act.vm for act in event.acts if act.verb not in _VERBS_WITHOUT_OUTAGE)
@@ -280,7 +279,7 @@ def vms_out_by_event(event: Event) -> tuple[str, ...]:
 def vms_out_by_plan(planned: PlannedEvent) -> tuple[str, ...]:
     """Return the keys of the VMs that a planned event counts as out of service in budgets, in its order.
 
-    That is all its VMs if it has the cause of a rollout, as a Freeze that a fault makes has too; otherwise ().
+    They are all its VMs if it has the cause of a rollout, as a Freeze made by a fault has; otherwise ().
     """
     if planned.cause not in ROLLOUT_CAUSES:
         return ()
@@ -315,8 +314,8 @@ class BudgetLedger:
         They are not reserved if a group would have more VMs out of service than its limit; the result is about the
         first such group. A VM that does not run (`is_down`) needs nothing, so maintenance of a failed or stopped VM is
         never held back. A VM that is out because an event acts on it, or reserved already, takes no further place, but
-        it waits too while its group is over the limit. `host`, the name of the host because of which the VMs go
-        together ("": none), is only copied into the result.
+        still waits while its group is over the limit. `host`, the name of the host because of which the VMs go together
+        ("": none), is only copied into the result.
         """
         needed: dict[BudgetGroup, set[str]] = defaultdict(set)
         for vm in vms:
@@ -386,7 +385,7 @@ def group_title(budget: Budget, value: str) -> str:
 def shortage_text(budget: Budget, shortage: BudgetShortage, size: int, out: Sequence[str]) -> str:
     """Return why VMs wait for a budget, for people, without a full stop.
 
-    `size` counts the present VMs of the group of `shortage`, `out` are the names of those that are out of service now.
+    `size` counts the present VMs in the group of `shortage`, `out` has the names of those that are out of service now.
     If the VMs can never fit, the text says what to do instead; otherwise it names the first of those in `out`.
     """
     limit = group_limit(budget, size)

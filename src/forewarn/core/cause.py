@@ -70,7 +70,7 @@ class CauseRules:
 
     kind: Kind | None  # None: performed at once, without an event that VMs see
     source: EventSource  # Platform or User, as documents show it
-    verb: Verb  # what its acts do to the VMs; of a cause without impact: what it warns of
+    verb: Verb  # what its acts do to the VMs; for a cause without impact: what it warns of
     description: str = ""  # as documents show it
     duration_s: int = -1  # of the interruption, as documents show it; -1: not known
     minimum_notice_s: int = 0  # spec §6.3; for a Terminate and an announced reimage, the VM's setting counts instead

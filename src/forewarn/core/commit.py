@@ -33,9 +33,9 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     Scopes, hosts, gates and requests carry the version they were decided on (0: must not exist yet). If one of them has
     changed since, the store raises Conflict for the whole commit; otherwise it adds 1 to each version. Changed and
     removed hosts must also have the `arrivals` they were decided on; each host in `destinations` must have its version
-    and gets one arrival more, so commits that only bring VMs to a host do not conflict with each other. Everything else
-    is written or deleted by its id or key, without a check of its version. The same scope, host, gate or request twice
-    at one version is a Conflict; of other things that are in it twice, the last one counts.
+    and gets one more arrival, so commits that only bring VMs to a host do not conflict with each other. Everything else
+    is written or deleted by its id or key, without a check of its version. A scope, host, gate or request that occurs
+    twice at one version is a Conflict; if anything else occurs twice, the last one counts.
     """
 
     scopes: tuple[Scope, ...] = ()  # only their rows; changed VMs and events are in `vms` and `events`
@@ -74,9 +74,9 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 def scope_commit(old: Scope | None, new: Scope) -> Commit:
     """Return the commit that changes the stored scope from `old` (None: it did not exist) to `new`.
 
-    It has the row of `new`, also if that is unchanged, the VMs and events that differ, and `new.new_entries`. It
-    wakes the gates of all events of `new` that are scheduled or over. VMs and events that only `old` has stay stored.
-    Hosts in `destinations` are left to the caller.
+    It has the row of `new` (even if unchanged), the VMs and events that differ, and `new.new_entries`. It wakes the
+    gates of all events of `new` that are scheduled or over. VMs and events that only `old` has stay stored. Hosts in
+    `destinations` are left to the caller.
     """
     known_vms = {vm.key: vm for vm in old.vms} if old and old.vms is not new.vms else {}
     known_events = {event.id: event for event in old.events} if old else {}
@@ -122,7 +122,7 @@ def _arrivals(before: Event, after: Event) -> tuple[Act, ...]:
 
 
 def merge_commits(*commits: Commit) -> Commit:
-    """Return one commit with the contents of all of these, each field in their order; duplicates stay.
+    """Return one commit with the contents of all `commits`, in their order; duplicates stay.
 
     So `Store.commit` raises Conflict if two of them write the same scope, host, gate or request. Of things without a
     version, the last one counts.

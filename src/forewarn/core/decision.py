@@ -42,7 +42,7 @@ class Policy:
 
 
 class HostSilence(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A time in which the VMs of a host could not poll, because the node of the host was silent. Lab time.
+    """A period in which the VMs of a host could not poll, because its node was silent. Times are lab time.
 
     The node is the process on the host that answers its VMs.
     """

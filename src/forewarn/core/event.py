@@ -120,8 +120,8 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     def starts_at_deadline(self) -> bool:
         """Whether the event may start outside of its maintenance windows, because of a deadline (spec §13.3).
 
-        That is so if its NotBefore is at or after the deadline of its calendar, and no window is open then. False
-        without a calendar or deadline.
+        It may if its NotBefore is at or after the deadline of its calendar, and no window is open then. False without a
+        calendar or deadline.
         """
         if self.calendar is None or self.calendar.deadline is None or self.not_before < self.calendar.deadline:
             return False
@@ -129,7 +129,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     @property
     def unfinished_acts(self) -> tuple[Act, ...]:
-        """The acts (operations on one VM each) of the event without an outcome so far; () before the start.
+        """The event's acts (each an operation on one VM) that have no outcome yet; () before the start.
 
         They are in the order of `acts`.
         """
@@ -137,7 +137,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     @property
     def failed_acts(self) -> tuple[Act, ...]:
-        """The acts (operations on one VM each) of the event that failed so far; () before the start.
+        """The event's acts (each an operation on one VM) that have failed so far; () before the start.
 
         They are in the order of `acts`.
         """

@@ -32,10 +32,10 @@ def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -
     """Return the scope with a new event published; a fault may start it at once or shorten its notice.
 
     A NO_NOTICE fault of `context.faults` starts the event with its acts, unless it would have to wait for more than its
-    gate even if it was approved. Otherwise a SHORT_NOTICE fault makes its NotBefore earlier, never later. Of each kind,
-    the oldest fault that covers the event and is neither over nor used up applies. The id of the fault that changes the
-    event is added to `event.faults`, and a text about it replaces `event.note`. Without such a fault the event is only
-    published.
+    gate even if it were approved. Otherwise a SHORT_NOTICE fault makes its NotBefore earlier, never later. Of each
+    kind, the oldest fault that covers the event and is neither over nor used up applies. The id of the fault that
+    changes the event is added to `event.faults`, and a text about it replaces `event.note`. Without such a fault the
+    event is only published.
     """
     if (
         _may_start_without_notice(scope, event, context)
@@ -50,8 +50,8 @@ def withdraw_after_approval(scope: Scope, event: Event, context: DecisionContext
     """Return the scope with an approved, scheduled event withdrawn by a fault; None if no fault does that.
 
     The oldest WITHDRAWN_AFTER_APPROVAL fault of `context.faults` that covers the event and is neither over nor used up
-    does; its id is added to the event's `faults`. None also if the event is not approved. Raises Refused if a fault
-    applies, but the event is not scheduled.
+    withdraws it; its id is added to the event's `faults`. The result is also None if the event is not approved. Raises
+    Refused if a fault applies, but the event is not scheduled.
     """
     if event.approved_at is None:
         return None
@@ -80,12 +80,12 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 
 
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
-    """Return one planned Freeze per event id, each of one running VM of the scope in turn.
+    """Return one planned Freeze per event id, each for one running VM of the scope in turn.
 
-    The first is of the fault's VM, or of the scope's first VM for a fault on a scope; if that does not run, of the next
-    one that does. After the last VM the first is next, so a VM may get several. Each has the usual notice of a host
-    update, and the fault's id as its request id. Raises Refused if no VM of the scope is running. Nothing is published:
-    the caller applies the planned events.
+    The first is for the fault's VM, or for the scope's first VM if the fault is on a scope; if that VM does not run, it
+    is for the next one that does. After the last VM the first follows again, so a VM may get several. Each has the
+    usual notice of a host update, and the fault's id as its request id. Raises Refused if no VM of the scope is
+    running. Nothing is published: the caller applies the planned events.
     """
     vms = _vms_from_target(fault, scope)
     if not vms:
@@ -116,7 +116,7 @@ def plan_freeze_of_several_update_domains(fault: Fault, scope: Scope, event_id: 
     """Return a planned Freeze, with this event id, of running VMs that are in different update domains.
 
     It has one VM of each of up to `domains` (a parameter of the fault) update domains, the fault's VM first if it runs.
-    A fault on a scope begins with the scope's first running VM. The event is no work on a host, because its VMs may be
+    A fault on a scope begins with the scope's first running VM. The event is not work on a host, because its VMs may be
     on several. Raises Refused if the running VMs of the scope are in fewer than two update domains. The caller applies
     the planned event.
     """

@@ -217,7 +217,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_over(self, now: float) -> bool:
         """Return whether the count or the time of the fault is used up, so that it affects nothing more.
 
-        `now` is real time for faults on requests, lab time for faults on events. The count is that of `touched`.
+        `now` is real time for faults on requests, lab time for faults on events. `touched` is compared with the count.
         """
         return self.remaining == 0 or (self.until is not None and now >= self.until)
 

@@ -86,10 +86,10 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     url: str = ""  # of the Prometheus server, or of the HTTP call
     query: str = ""  # PromQL
     condition: str = ""  # that each value must meet, such as `< 0.01`; for Prometheus and figures
-    status: int = 200  # that the HTTP response must have; redirects are not followed
+    status: int = 200  # the HTTP response must have it; redirects are not followed
     body: str = ""  # text that it must contain; "": any
     command: tuple[str, ...] = ()  # program and arguments, run without a shell, with only PATH and FOREWARN_CHECK set
-    exit_status: int = 0  # that the command must end with; 75 is unclear, others are bad, a signal is an error
+    exit_status: int = 0  # the command must end with it; 75 is unclear, others are bad, a signal is an error
     figure: OwnFigure | None = None  # the figure of this service to read; None: the check is of another kind
     interval_s: float = 60  # lab time from one measurement to the next: 1 s (a figure 10 s) to 24 h
     timeout_s: float = 10  # up to 300 real seconds for a command, or until a response begins, and as many for its body
@@ -238,7 +238,7 @@ _DEFAULTS: dict[str, object] = {
 
 
 def require_distinct_checks(checks: Sequence[HealthCheck]) -> None:
-    """Raise ValueError if there are more than MAX_CHECKS (20) checks, InvalidCheck for two of one name.
+    """Raise ValueError if there are more than MAX_CHECKS (20) checks, InvalidCheck if two share a name.
 
     Names are compared ignoring letter case. Otherwise it does nothing.
     """
@@ -365,8 +365,8 @@ def health_verdict(
     must be good, and from that time or later; None: within a wave, where single errors do not stop it.
 
     The worst of all checks decides, in the order PAUSE, WAIT, MEASURE, GO_ON, and the reasons of all checks with that
-    decision are joined. A check pauses the rollout with as many bad measurements as its limit, also if good ones
-    follow. It makes it wait if its latest measurement is too old, or if it is unclear: the limit of unclear
+    decision are joined. A check pauses the rollout once its bad measurements reach its limit, even if good ones follow.
+    It makes the rollout wait if its latest measurement is too old, or if it is unclear: the limit of unclear
     measurements or of errors in a row is reached, or with `good_since`, the latest one is not good. A check without a
     measurement, or with a good one from before `good_since`, is to be measured. A rollout without checks goes on.
     """
@@ -432,8 +432,8 @@ def _ordinal(number: int) -> str:
 def next_measurement_at(check: HealthCheck, measurements: Iterable[Measurement]) -> float:
     """Return the lab time at which the check is to be measured next, perhaps past.
 
-    That is an interval after its latest of these measurements, which may be of several checks, in any order; 0, which
-    means at once, if it has none.
+    That is one interval after the check's latest measurement, or 0 (at once) if it has none. `measurements` may be of
+    several checks, in any order.
     """
     times = [m.at for m in measurements if m.check == check.name]
     return max(times) + check.interval_s if times else 0.0

@@ -58,7 +58,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     """One entry of the append-only history: who did what when, as a sentence, and what it is about.
 
     Ids and names are "" where the entry is not about such a thing; `vm` is set only if it is about a single VM. The
-    store sets `seq`, which grows with every entry. Stored ones never change, and are deleted by pruning alone.
+    store sets `seq`, which grows with every entry. Stored entries never change, and only pruning deletes them.
     """
 
     at: float  # lab time

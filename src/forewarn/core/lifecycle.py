@@ -63,7 +63,7 @@ TRANSITIONS: dict[tuple[LifecycleState, Transition], EventState | None] = {
 
 
 def is_allowed(state: LifecycleState, transition: Transition) -> bool:
-    """Return whether TRANSITIONS allows the transition in this state, also one that keeps the state."""
+    """Return whether TRANSITIONS allows the transition in this state, even if the state stays the same."""
     return (state, transition) in TRANSITIONS
 
 
@@ -86,8 +86,8 @@ def announce(scope: Scope, event: Event) -> Scope:
 def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
     """Return the scope with this new event Started at `now` (lab time), its acts, and a history entry.
 
-    The incarnation grows by 1 if the event is listed; otherwise no document shows it. VMs stay unchanged. That the id
-    of the event is new is not checked. Nothing is stored or performed.
+    The incarnation grows by 1 if the event is listed; otherwise no document shows it. VMs stay unchanged. Does not
+    check that the id of the event is new. Nothing is stored or performed.
     """
     started = replace(event, started_at=now, acts=acts)
     if event.listed:
@@ -115,9 +115,9 @@ def awaits_approval(event: Event) -> bool:
 def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
     """Return the scope with the event approved by `by`, and a history entry. It does not start here.
 
-    `by` is a name, `now` lab time. Only the first approval of a scheduled event counts; any other, also after the start
-    or the end, or of an event without impact, returns the same scope, so nothing is raised. The incarnation stays.
-    `event` replaces the one of its id in the scope, so it must be the scope's current one.
+    `by` is a name, `now` lab time. Only the first approval of a scheduled event counts; any other (after the start or
+    the end, or of an event without impact) returns the same scope, and nothing is raised. The incarnation stays.
+    `event` replaces the scope's event with its id, so it must be the current one.
     """
     _require_allowed(event, Transition.APPROVED)
     if not awaits_approval(event):
@@ -142,9 +142,9 @@ def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scop
 def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome) -> Scope:
     """Return the scope with the outcome of one act recorded, and a history entry; the incarnation stays.
 
-    The VM stays, too (`record_act_outcome` changes it); but after a failure its `seen`, if it has one, is marked as
-    uncertain. A second outcome of an act, or one of an unknown act, returns the same scope. Refused if the event has
-    not started. `event` replaces the one of its id in the scope, so it must be the scope's current one.
+    The VM stays unchanged (`record_act_outcome` changes it), but after a failure its `seen`, if any, is marked as
+    uncertain. A second outcome of an act, or one of an unknown act, returns the same scope. Raises Refused if the event
+    has not started. `event` replaces the scope's event with its id, so it must be the current one.
     """
     _require_allowed(event, Transition.PERFORMED)
     act = next((a for a in event.unfinished_acts if a.id == act_id), None)
@@ -164,8 +164,9 @@ def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome)
 def finish(scope: Scope, event: Event, now: float) -> Scope:
     """Return the scope with a started event over at `now`: failed if an act failed, else finished.
 
-    The incarnation grows by 1 if it is listed. The event's `reason` and a history entry name the failures. Refused if
-    it is not started. The caller makes sure that every outcome is known: an act without one counts as no failure.
+    The incarnation grows by 1 if the event is listed. The event's `reason` and a history entry name the failures.
+    Raises Refused if the event is not started. The caller makes sure that every outcome is known: an act without one
+    counts as no failure.
     """
     failed = event.failed_acts
     ending = Ending.FAILED if failed else Ending.FINISHED
@@ -180,11 +181,11 @@ def finish(scope: Scope, event: Event, now: float) -> Scope:
 def withdraw(
     scope: Scope, event: Event, *, by: str, reason: str, now: float, ending: Ending = Ending.WITHDRAWN
 ) -> Scope:
-    """Return the scope with a scheduled event withdrawn at `now`. Refused if it has started or is over.
+    """Return the scope with a scheduled event withdrawn at `now`.
 
-    An approved event can be withdrawn, too. The incarnation grows by 1. The history shows `by` and the reason. `ending`
-    is WITHDRAWN or NOT_NEEDED; with NOT_NEEDED, the history says so, and the withdrawal does not count against the
-    event's request (spec §9).
+    Raises Refused if the event has started or is over; an approved one can be withdrawn. The incarnation grows by 1.
+    The history shows `by` and the reason. `ending` is WITHDRAWN or NOT_NEEDED; with NOT_NEEDED, the history says so,
+    and the withdrawal does not count against the event's request (spec §9).
     """
     if event.status is STARTED:
         raise Refused(
