@@ -24,9 +24,9 @@ _MAX_NAMED_CONFIGURATIONS = 3  # more of them are counted instead of named
 class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A maintenance configuration: when the resources that it is assigned to may be maintained. Stored.
 
-    Configurations of scope Host have an effect on rollouts alone: without an approval, their events start only in the
-    windows of the VMs that they affect. Those of other scopes have none. A change counts for scheduled events, too, but
-    leaves their NotBefore.
+    Configurations of scope Host affect only rollouts: without an approval, their events start only in the windows of
+    the VMs that they affect. Configurations of other scopes have no effect. A change also counts for scheduled events,
+    but leaves their NotBefore.
     """
 
     id: str  # its resource id, as its creator spelled it
@@ -153,8 +153,8 @@ class HostConfigurations:
     def of_vm(self, vm: Vm) -> tuple[MaintenanceConfiguration, ...]:
         """Return the maintenance configurations for this VM, each once, sorted by key; () without any.
 
-        They are assigned to the VM, its scale set, its resource group or its subscription, with a filter that allows
-        the VM, if there is one. Those whose windows never open again are among them.
+        They are assigned to the VM, its scale set, its resource group or its subscription, with a filter, if any, that
+        allows the VM. Configurations whose windows never open again are included.
         """
         if not self._by_target:
             return ()
@@ -202,7 +202,7 @@ class GroupCalendar:
 class TargetWindows:
     """Says when events of VMs may start, by the maintenance configurations that are assigned to the VMs.
 
-    `configurations` are those assigned now; `at` is the lab time at which the notice of the events ends, so the
+    `configurations` are the ones assigned now; `at` is the lab time at which the notice of the events ends, so the
     earliest start. Results are cached in the instance, so make a new one when either changes.
     """
 
@@ -216,9 +216,9 @@ class TargetWindows:
         """Return when events of these VMs may start together without an approval.
 
         `own` is the calendar of the rollout; None: at any time. A VM with configurations has the windows of those that
-        open after the end of the notice, if any, instead of the rollout's; blackout dates and the deadline of the
-        rollout hold for it too. Windows of several VMs must be open at the same time, which may never be so:
-        `can_start` says whether it is.
+        open after the end of the notice, if any, instead of the rollout's windows; the rollout's blackout dates and
+        deadline still hold for it. The windows of several VMs must be open at the same time, which may never happen:
+        `can_start` says whether it can.
         """
         sets: set[tuple[MaintenanceWindow, ...]] = set()
         names: defaultdict[str, dict[str, str]] = defaultdict(dict)

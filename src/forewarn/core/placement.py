@@ -26,7 +26,7 @@ class HostAllocator:
     """Chooses hosts for many VMs, one after another, and counts the VMs on each healthy host.
 
     Only healthy hosts in the location and zone of a VM that are not confirmed down are possible. The one with the
-    fewest VMs wins, of several the first by name. A host with another update domain of the VM's scope is the last
+    fewest VMs wins; among equals, the first by name. A host with another update domain of the VM's scope is the last
     choice. `placed_vms` count on their hosts from the beginning; `choose_host` chooses, and `assign` counts. Nothing is
     stored. Counts only grow; an outdated heap entry is put back with its new count when it reaches the top.
     """
@@ -140,7 +140,7 @@ class HostOccupancy(Protocol):
     def arriving_vms(self, host: str) -> Iterable[tuple[str, str]]:
         """Return (name, size) of each VM that is being moved to the host and is not there yet.
 
-        A size is one such as Standard_D2s_v5. Empty if the host is unknown.
+        A size is a name such as Standard_D2s_v5. Empty if the host is unknown.
         """
 
 
@@ -178,16 +178,16 @@ def choose_destination(
 ) -> str | None:
     """Return the name of the host that a VM moves to (spec §6.4); None if no host is possible.
 
-    Possible are healthy hosts in the VM's location and zone that are not confirmed down, other than the one it is on (a
-    deallocated VM is on none). With `is_live`, it is migrated with its memory: hosts that cannot run its CPU, as
-    `hints` say, are not possible.
+    The possible hosts are healthy, not confirmed down, in the VM's location and zone, and not the one it is on (a
+    deallocated VM is on none). With `is_live` the VM is migrated with its memory, so hosts that cannot run its CPU,
+    according to `hints`, are not possible.
 
     Of the possible hosts it prefers those that answer; then those with enough free memory, if `hints` know it; then
     hosts without announced maintenance, which would soon affect the VM again; then hosts without another update domain
     of the VM's scope, so that later work on a host stays within one update domain; then hosts without another fault
-    domain of it. Of these it takes the host with the most free memory, if that is known of all possible ones, else with
-    the fewest VMs; then the first by name. `occupancy` knows the VMs and the maintenance of the hosts. Only chooses:
-    nothing is reserved.
+    domain of the scope. Of these it takes the host with the most free memory, if that is known of all possible ones,
+    else with the fewest VMs; then the first by name. `occupancy` knows the VMs and the maintenance of the hosts. Only
+    chooses: nothing is reserved.
     """
     unfit = hints.incompatible.get(vm.name, frozenset()) if is_live else frozenset()
     possible = [host.name for host in hosts if is_destination(host, vm) and host.name not in unfit]

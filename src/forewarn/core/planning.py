@@ -61,10 +61,10 @@ def plan_events_for_vms(
     """Return one planned event per VM, in the order of `vms`, for an operation that a request asks for.
 
     `new_id` makes the ids of the events; `host` is the name of the host that the request is about, if any. Nothing is
-    published: `apply_planned_event` does that. Each gets the notice of the request, else the minimum of its cause or,
-    for a delete or an announced reimage, the VM's setting. If the request has a notice or `short_notice`: raises
+    published: `apply_planned_event` does that. Each event gets the notice of the request, else the minimum of its cause
+    or, for a delete or an announced reimage, the VM's setting. If the request has a notice or `short_notice`, raises
     Rejected if the notice is below the minimum without `short_notice`, or if the operation never gives notice, and
-    Refused if a VM to be deleted has no terminate notification. KeyError for an operation that is not in
+    Refused if a VM to be deleted has no terminate notification. Raises KeyError for an operation that is not in
     OPERATION_CAUSES, such as a rollout.
     """
     operation_cause = OPERATION_CAUSES[request.ask]
@@ -140,9 +140,9 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     the scope (`Vm.approves_all_down`). An event that a policy approves is only published, approved, while its VM is
     being moved. A failed host also ends acts in progress on its VMs.
 
-    Pending events that it replaces are withdrawn. Left out are VMs that are gone, that have left the host which it is
-    about, or, unless it crosses update domains, that are in another one than the first of the others by now. A scope
-    that has the event already is returned unchanged. Raises Refused if no VM is left, if their state or another
+    Pending events that it replaces are withdrawn. VMs are left out if they are gone, have left the host that it is
+    about, or (unless it crosses update domains) are now in a different update domain from the first remaining VM. A
+    scope that has the event already is returned unchanged. Raises Refused if no VM is left, if their state or another
     operation on them forbids it, if the scope has too many user operations scheduled, or if it is a rebalance
     recommendation and `context.policy` has these switched off.
     """
@@ -368,8 +368,8 @@ _ALLOWED_WHEN_DEALLOCATED = frozenset({Cause.USER_DELETE, Cause.SCALE_IN, Cause.
 def pending_platform_events(scope: Scope, name: str) -> tuple[Event, ...]:
     """Return the scheduled events of planned platform maintenance that list a VM, oldest first.
 
-    The user of the VM may start them now (spec §6.4); those approved already are among them. The letter case of `name`
-    does not matter. Raises Refused if there is none, also for a name that no VM has.
+    The user of the VM may start them now (spec §6.4); events approved already are included. The letter case of `name`
+    does not matter. Raises Refused if there is no such event or no such VM.
     """
     wanted = name.casefold()
     pending = tuple(

@@ -26,11 +26,11 @@ PLATFORM_ACTOR = "platform"  # who history entries name when the service itself 
 def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
     """Return the scope after all that is due now: disabling, failed acts, withdrawals, ends, starts.
 
-    It is disabled if it is idle; acts that need a failed host end as failed; events that affect no VM any more, and
+    An idle scope is disabled; acts that need a failed host end as failed; events that affect no VM any more, and
     recommendations after ten minutes, are withdrawn; events whose outcomes are all known end after their settling time;
     and scheduled events that wait for nothing start. This is repeated in this order until nothing is due. Returns the
-    same object if nothing is. Acts of events that start are made, but not performed (`record_act_outcome` takes their
-    outcomes), and nothing is stored. `wakes_at` stays as it is.
+    same object if nothing is due. Acts of events that start are made, but not performed (`record_act_outcome` takes
+    their outcomes), and nothing is stored. `wakes_at` stays as it is.
     """
     while True:
         reconciled = disable_scope_if_idle(scope, context.policy, context.now)
@@ -50,8 +50,8 @@ def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
 def next_wake_at(scope: Scope, context: DecisionContext) -> float | None:
     """Return the lab time at which something in this scope is due next; it may be now or in the past.
 
-    `reconcile_scope` should run at that time. None: nothing is due by time alone, but only after a change, such as a
-    request, an approval or an outcome. Changes nothing: `with_next_wake` sets the time in the scope.
+    `reconcile_scope` should run at that time. Returns None if nothing is due until a change, such as a request, an
+    approval or an outcome. Changes nothing: `with_next_wake` sets the time in the scope.
     """
     due_times = [at for at in _due_times(scope, context) if at is not None]
     return min(due_times, default=None)

@@ -25,8 +25,8 @@ class WaitReason(StrEnum):
 
     NOTICE: neither approved nor at its NotBefore. MOVE: another event moves one of its VMs. WINDOW: no maintenance
     window is open. HOLD: all rollouts are on hold. GRACE: the service was down when its notice ended. SILENCE: the node
-    of a VM's host was. GATE: other VMs on its host are not ready. UPDATE_DOMAIN: another update domain is being
-    maintained. TERMINATES: other Terminates of its placement group are not approved.
+    of a VM's host was silent then. GATE: other VMs on its host are not ready. UPDATE_DOMAIN: another update domain is
+    being maintained. TERMINATES: other Terminates of its placement group are not approved.
     """
 
     NOTICE = "notice"  # neither approved nor at its NotBefore; or it has no impact, and never starts
@@ -52,12 +52,12 @@ class StartWait:
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
     """Return the first thing that a scheduled event waits for; None: it may start now. Changes nothing.
 
-    An event without impact always waits, until it ends. For others, in this order: move, notice, maintenance window,
-    hold, grace, silent hosts, Terminates of its placement group, update domain, gate. An approved event does not wait
-    for notice, window, hold, grace and silent hosts; one whose gate is released waits for its notice, but not for
-    window, hold, grace and silent hosts. The move is first because no approval starts an event while its VM is being
-    moved, unless it evicts, deletes or deallocates the VM; after the move, the event may not be needed. That the event
-    is scheduled is not checked.
+    An event without impact always waits, until it ends. The reasons of others are checked in this order: move, notice,
+    maintenance window, hold, grace, silent hosts, Terminates of its placement group, update domain, gate. An approved
+    event does not wait for notice, window, hold, grace and silent hosts; one whose gate is released waits for its
+    notice, but not for window, hold, grace and silent hosts. The move is first because no approval starts an event
+    while its VM is being moved, unless it evicts, deletes or deallocates the VM; after the move, the event may not be
+    needed. Does not check that the event is scheduled.
     """
     return (
         _recommendation_wait(event)
@@ -95,7 +95,7 @@ def describe_gate_wait(event: Event, unready: Sequence[Event]) -> StartWait:
 
     A gate starts the events of one host together; `unready` are those of them that are not ready. Without any, the text
     has no names; of many VMs, the first four are named and the rest counted. For operators only: it names VMs of other
-    scopes. Whether the gate is released is not checked.
+    scopes. Does not check whether the gate is released.
     """
     names = list(dict.fromkeys(name for other in unready for name in other.vms))
     if not names:

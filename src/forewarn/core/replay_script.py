@@ -26,9 +26,9 @@ HeaderText = Annotated[str, Meta(pattern=r"^[ -~]*\Z", max_length=1000)]
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One recorded answer of the metadata endpoint: when it came, and what it was; no status: no answer.
+    """One recorded answer of the metadata endpoint: when it came, and what it was.
 
-    Recordings have an answer only if it differs from the one before.
+    Without a status there was no answer. Recordings have an answer only if it differs from the one before.
     """
 
     at_s: Seconds  # since the start of the recording, by the recorder's clock
@@ -92,8 +92,8 @@ def build_replay_script(recording: UploadedRecording, *, name: str, names: Mappi
     is replayed as it is, a broken connection as a reset. `names` maps recorded VM names, ignoring letter case, to those
     of the lab; without an entry the recorded VM itself becomes `name`, and others keep theirs. Raises Rejected if the
     api-version is unknown, if an answer has a status below 200 or one that does not exist, if a document has an event
-    type or status that does not exist, or if a name in `names` is neither the recorded VM nor in a recorded event. That
-    the lab has these VMs is not checked.
+    type or status that does not exist, or if a name in `names` is neither the recorded VM nor in a recorded event. Does
+    not check that the lab has these VMs.
     """
     if recording.api_version not in ALL_VERSIONS:
         raise Rejected(

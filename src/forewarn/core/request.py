@@ -67,8 +67,9 @@ ROLLOUT_CAUSES = frozenset(IMPACT_CAUSES.values())
 class RolloutState(StrEnum):
     """The state of a rollout: running, paused, stopped (by itself), aborted (by a user) or completed.
 
-    A paused one, by a user or a health check, publishes nothing until it is resumed, but may stop or complete. It stops
-    if too many VMs failed or no maintenance window is left. It is completed when no VM is left and all events are over.
+    A rollout paused by a user or a health check publishes nothing until it is resumed, but may stop or complete. It
+    stops if too many VMs failed or no maintenance window is left. It is completed when no VM is left and all events are
+    over.
     """
 
     RUNNING = "running"
@@ -82,7 +83,7 @@ class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
     """How many VMs of a rollout are in which state, each VM counted once.
 
     It is computed from the events while the rollout is open, and stored when it closes. VMs on which another rollout
-    does the same work count by the events of that one.
+    does the same work count by that rollout's events.
     """
 
     total: int  # the sum of the others
@@ -174,7 +175,8 @@ class RolloutHold(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One request for maintenance, as it was accepted. Stored before it is answered.
 
-    Later only its `rollout` or `replay` (and `version`) changes; how far other requests are follows from their events.
+    Later only its `rollout` or `replay` (and `version`) changes; the progress of other requests follows from their
+    events.
     """
 
     id: str  # GUID, lower case
@@ -196,8 +198,8 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     def is_open(self) -> bool:
         """Whether the reconciler must still work on the request itself.
 
-        That is so for a replay that has not ended and a rollout that is not closed; False for any other request, also
-        if its events are not over.
+        It must for a replay that has not ended and a rollout that is not closed; False for any other request, even if
+        its events are not over.
         """
         if self.replay is not None:
             return self.replay.ended is None
@@ -235,7 +237,7 @@ def with_request_key(request: MaintenanceRequest, key: RequestKey | None) -> Mai
 class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """An event that a request will publish in one scope: decided, but not yet applied to the scope.
 
-    `apply_planned_event` turns it into an event; those of requests are stored until then.
+    `apply_planned_event` turns it into an event; planned events of requests are stored until then.
     """
 
     event_id: str  # the id that the event will have: GUID, upper case

@@ -24,9 +24,9 @@ def make_request_key(
 ) -> RequestKey:
     """Return the request key of a call by `caller` (the id of a principal), who gave it the text `key`.
 
-    The request id follows from caller and key alone. `call` is what the call asks for, of values that can be encoded as
-    JSON; the order of its members does not matter, and only the digest depends on it. `at` is the real time of the call
-    in seconds since 1970; after `lifetime_s` seconds the key is free again (None: never). Nothing is stored.
+    The request id follows from caller and key alone. `call` is what the call asks for, with values that can be encoded
+    as JSON; the order of its members does not matter, and only the digest depends on it. `at` is the real time of the
+    call in seconds since 1970; after `lifetime_s` seconds the key is free again (None: never). Nothing is stored.
     """
     digest = hashlib.sha256(msgspec.json.encode(call, order="deterministic")).hexdigest()
     return RequestKey(request_id=_derived_guid(caller, key), digest=digest, at=at, lifetime_s=lifetime_s)

@@ -78,9 +78,9 @@ def is_within_resource(over: str, resource: str) -> bool:
 def parse_resource_id(text: str) -> str:
     """Return a resource id as a user typed it, without blanks around it and slashes at its end.
 
-    Its letter case stays. `/`, which means everything, is returned as it is. Raises Rejected if it has not the form of
-    an id that roles can be granted over: of a subscription, resource group, VM, set, cloud service or role instance.
-    Whether the resource exists is not checked.
+    Its letter case stays. `/`, which means everything, is returned as it is. Raises Rejected if it does not have the
+    form of an id that roles can be granted over: that of a subscription, resource group, VM, set, cloud service or role
+    instance. Does not check whether the resource exists.
     """
     given = text.strip()
     if given == ROOT_RESOURCE:

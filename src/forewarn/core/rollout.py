@@ -68,18 +68,18 @@ def next_batch(
 ) -> RolloutBatch:
     """Return what a rollout publishes next: planned events, their gates, and which budgets hold VMs back.
 
-    Stores nothing. `request` must carry a rollout. `vms` are the VMs that it covers now, also those that it has done;
-    `events` and `planned` all its events so far; `new_id` makes ids of events and gates. `closed_gates` are its gates
-    that are not released, by host name: a VM that arrived on such a host starts together with the others (spec §6.4).
-    `among` are the remaining VMs of its current wave (`wave_phase`); None: all remaining ones. `budgets` get a
-    reservation for each VM in the result; what does not fit is left out, and all VMs that wait for one gate go together
-    or not at all (spec §13.2). None: there are no budgets. `windows` are those of maintenance configurations; VMs that
-    could never start in them together are left out. None: only the rollout's own windows count.
+    Stores nothing. `request` must carry a rollout. `vms` are the VMs that it covers now, including those that it has
+    done; `events` and `planned` all its events so far; `new_id` makes ids of events and gates. `closed_gates` are its
+    gates that are not released, by host name: a VM that arrived on such a host starts together with the others (spec
+    §6.4). `among` are the remaining VMs of its current wave (`wave_phase`), None for all remaining ones. `budgets`
+    (None if there are none) get a reservation for each VM in the result; what does not fit is left out, and all VMs
+    that wait for one gate go together or not at all (spec §13.2). `windows` are the windows of maintenance
+    configurations (None if only the rollout's own count); VMs that could never start in them together are left out.
 
     VMs wait while another update domain of their scope has an event of the rollout that is planned or not over. Work on
-    whole hosts takes, of each scope on a host, only the lowest update domain; if one scope must wait, all of that host
-    do. The result is ordered by host: by the lowest update domain on it, then its name; it has no events if all VMs
-    must wait or none is left. Whether the rollout is paused or has ended is not checked.
+    whole hosts takes, of each scope on a host, only the lowest update domain; if one scope must wait, all scopes on
+    that host do. The result is ordered by host: by the lowest update domain on it, then its name; it has no events if
+    all VMs must wait or none is left. Does not check whether the rollout is paused or has ended.
     """
     rollout = _rollout_of(request)
     remaining = remaining_vms(rollout, vms, events, planned) if among is None else among
@@ -126,12 +126,12 @@ def _take_within_budgets(
 def remaining_vms(
     rollout: Rollout, vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent]
 ) -> list[Vm]:
-    """Return those of `vms` that the rollout has still to plan events for, in their order.
+    """Return the VMs among `vms` for which the rollout has yet to plan events, in their order.
 
-    `vms` are the VMs that the rollout covers now, `events` and `planned` all its events so far. Left out are VMs that
-    an event, published or planned, handles (`handled_vms`), and those whose power state does not allow the rollout's
-    work. In a rollout over hosts, an event no longer handles a VM that it did not act on when it started, as one that
-    had left the host, so one that came back remains.
+    `vms` are the VMs that the rollout covers now, `events` and `planned` all its events so far. VMs that a published or
+    planned event handles (`handled_vms`) are left out, as are those whose power state does not allow the rollout's
+    work. In a rollout over hosts, an event no longer handles a VM that it did not act on when it started, such as one
+    that had left the host; so a VM that came back remains.
     """
     handled = handled_vms(rollout, events, planned)
     verb = CAUSE_RULES[rollout.cause].verb
@@ -141,9 +141,9 @@ def remaining_vms(
 def handled_vms(rollout: Rollout, events: Sequence[Event], planned: Sequence[PlannedEvent]) -> set[tuple[str, str]]:
     """Return (scope id, name) of each VM that an event of the rollout handles, published or planned.
 
-    A handled VM gets no other event from the rollout. Events that are over count too, also withdrawn ones. Not handled
-    is a VM whose event a health check withdrew, and, in a rollout over hosts, one that its event did not act on when it
-    started or was not needed for, such as a VM that had left the host.
+    A handled VM gets no other event from the rollout. Events that are over count as well, even withdrawn ones. A VM is
+    not handled if a health check withdrew its event or, in a rollout over hosts, if its event did not act on it when it
+    started or was not needed for it, for example because the VM had left the host.
     """
     handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
     return handled | {(p.scope_id, name) for p in planned for name in p.vms}
@@ -241,10 +241,9 @@ def has_window_left(rollout: Rollout, at: float) -> bool:
 def can_any_group_start(rollout: Rollout, remaining: Iterable[Vm], windows: TargetWindows) -> bool:
     """Return whether maintenance configurations let any of the remaining VMs start without an approval.
 
-    `windows` are made for the end of their notice; VMs without configurations have the rollout's own. VMs that
-    are published next together must have a window together: in work on whole hosts, those of a host in the lowest
-    update domain of each scope there, and the others are not looked at. VMs that are migrated go alone. False without
-    VMs.
+    `windows` are made for the end of their notice; VMs without configurations have the rollout's own. VMs that are
+    published together next must have a common window. In work on whole hosts these are the VMs of a host in the lowest
+    update domain of each scope there, and the others are not considered; migrated VMs go alone. False without VMs.
     """
     return any(
         windows.can_start(windows.calendar_for(vm_group, rollout.calendar).common)
@@ -356,7 +355,7 @@ def rollout_vm_states(event: Event) -> Iterator[tuple[str, str]]:
     """Yield, for each VM of a rollout's event in its order, (name, field of RolloutTally that counts it).
 
     The field is done, failed, withdrawn, not_needed, started or scheduled, or waiting if a health check withdrew the
-    event. A VM whose act failed is failed also while the event is not over.
+    event. A VM whose act failed counts as failed even while the event is not over.
     """
     failed = {act.name for act in event.failed_acts}
     acted = {act.name for act in event.acts}

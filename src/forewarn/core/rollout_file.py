@@ -96,8 +96,8 @@ class RolloutFile:
 
         `path` leads to a table or key of the file, such as `"checks", 0, "query"`; for one that the file does not have,
         it is the line of the nearest table above it. The error goes on to the caller. Other errors pass unchanged. An
-        InvalidRollout has a path of its own, and becomes a plain Rejected with the line of that. A remedy that allows a
-        short notice is changed to the one for files.
+        InvalidRollout has a path of its own, and becomes a plain Rejected with the line of that path. A remedy that
+        allows a short notice is changed to the one for files.
         """
         try:
             yield
@@ -127,8 +127,8 @@ def read_rollout_file(text: str) -> RolloutFile:
     """Return the tables of a rollout file, given as TOML text; no file is opened.
 
     Raises Rejected, with one sentence and, if known, the line, for wrong TOML, values that are nested too deeply, an
-    unknown table or key, a value of a wrong kind, a wrong duration, and if the table [rollout] is missing. Names, tags
-    and windows are not checked.
+    unknown table or key, a value of a wrong kind, a wrong duration, or a missing table [rollout]. Names, tags and
+    windows are not checked.
     """
     try:
         return _read_tables(text)
