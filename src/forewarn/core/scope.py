@@ -73,7 +73,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return tuple([vm for vm in self.vms if vm.removed_at is None])
 
     def vm(self, name: str) -> Vm | None:
-        """Return the VM of the scope with this name, ignoring letter case; None if it has none or was removed."""
+        """Return the VM with this name, ignoring letter case; None if there is none or it was removed."""
         wanted = name.casefold()
         for vm in self.vms:
             if vm.removed_at is None and vm.name.casefold() == wanted:
@@ -83,7 +83,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def event(self, event_id: str) -> Event | None:
         """Return the event of the scope with exactly this id, or None.
 
-        One that ended since the scope was loaded is found too; older ones that are over are not.
+        An event that ended since the scope was loaded is still found; one that was over before is not.
         """
         for event in self.events:
             if event.id == event_id:
@@ -93,7 +93,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def live_events(self, status: EventState | None = None) -> tuple[Event, ...]:
         """Return the events of the scope that are not over, or only those in this state, oldest first.
 
-        `status` None means scheduled and started; OVER gives (). The order is that of publication.
+        `status` None means scheduled and started; for OVER the result is (). The order is that of publication.
         """
         if status is None:
             return tuple([e for e in self.events if e.is_live])

@@ -34,7 +34,7 @@ class SharedWork:
         return sum(state != "done" for state in self.states.values())
 
     def without(self, vms: Iterable[Vm]) -> list[Vm]:
-        """Return those of `vms` that no other rollout maintains or has maintained in place of this one.
+        """Return the VMs among `vms` that no other rollout maintains or has maintained in place of this one.
 
         They keep their order.
         """
@@ -72,10 +72,11 @@ def shared_work(
     """Return which of `vms`, the VMs of a rollout, other rollouts maintain in its place, and their states.
 
     `request` is the rollout's, `own_events` are its own events, `events` and `planned` those of other rollouts that may
-    share work with it (`may_share_work`). Only those of the same cause count, on the host that the VM is on; of events,
-    those that are live or have ended since `request` was made, unless they were withdrawn or the act on the VM failed.
-    A VM that an event in `own_events` handles (`handled_vms`) is left out: the rollout has seen to it itself. One whose
-    own event a health check withdrew is not, so that a rollout that resumes does not repeat what another did meanwhile.
+    share work with it (`may_share_work`). Only those of the same cause on the VM's current host count. A published
+    event must also be live or have ended since `request` was made; it does not count if it was withdrawn or its act on
+    the VM failed. A VM that an event in `own_events` handles (`handled_vms`) is left out: the rollout has seen to it
+    itself. A VM whose own event a health check withdrew is not left out, so that a rollout that resumes does not repeat
+    what another did meanwhile.
     """
     own = handled_vms(rollout, own_events, ())
     hosts = {(vm.scope_id, vm.name): vm.host for vm in vms if (vm.scope_id, vm.name) not in own}

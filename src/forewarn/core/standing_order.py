@@ -73,8 +73,8 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
     def visited_at(self, host: str) -> float | None:
         """Return the lab time at which the host's last successful visit ended; None if none counts.
 
-        A visit counts if it had the impact of this order, or one that is not known. Only the last success is stored, so
-        an earlier one with the right impact does not count.
+        A visit counts if it had the impact of this order, or an unknown one. Only the last success is stored, so an
+        earlier one with the right impact does not count.
         """
         visit = self.visit(host)
         return visit.visited_at if visit.impact in (None, self.impact) else None
@@ -112,8 +112,8 @@ def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> s
     """Return a sentence on why the order cannot visit all hosts within its interval; "" if it can.
 
     `domains` has for each host with VMs how many update domains follow one another there. The estimate begins at lab
-    time `now`, assumes no approvals, budgets or failures, and looks at the windows of the first 10,000 starts in a row
-    only, so more hosts than it says may be late.
+    time `now`, assumes no approvals, budgets or failures, and looks only at the windows of the first 10,000 starts in a
+    row, so more hosts than it says may be late.
     """
     notice_s, work_s = _visit_notice_s(order), _visit_work_s(order)
     needed = math.ceil(sum(domains) / order.at_once)
@@ -178,7 +178,7 @@ def retry_after_s(order: StandingOrder) -> float:
 def late_at(order: StandingOrder, host: str) -> float:
     """Return the lab time, perhaps past, from which the host is late: the interval after its last visit.
 
-    The visit is the one of `StandingOrder.visited_at`; if none counts, it is the interval after the order was given.
+    `StandingOrder.visited_at` is the time of that visit; if none counts, the interval begins when the order was given.
     """
     visited_at = order.visited_at(host)
     return (order.at if visited_at is None else visited_at) + order.within_s
@@ -190,7 +190,7 @@ def next_visits(order: StandingOrder, hosts: Iterable[str], now: float) -> list[
     `hosts` are the names of all hosts of the fleet. Only hosts that are due (`due_at`) and have no visit, not even a
     paused one, are returned, and only as many as `at_once` allows beside the visits under way. Hosts whose last visit
     did not succeed come after the others, so that those which cannot be maintained do not keep the others waiting. The
-    caller requests the visits. Whether the order is removed, or rollouts are on hold, is not checked.
+    caller requests the visits. Does not check whether the order is removed or rollouts are on hold.
     """
     names = list(hosts)
     free = order.at_once - sum(order.visit(host).is_under_way for host in names)
@@ -212,7 +212,7 @@ def next_order_time(order: StandingOrder, hosts: Iterable[str]) -> float | None:
 
 
 def after_visit(visit: HostVisit, request: MaintenanceRequest) -> HostVisit:
-    """Return `visit`, what is known about a host, after the rollout of `request`, its visit, has closed.
+    """Return what is known about a host (`visit`) after its visit, the rollout of `request`, has closed.
 
     A visit succeeds if its rollout completed without a failed VM; otherwise the reason is noted as the problem, and the
     host is visited again later. `request` must carry a rollout. Nothing is stored.
@@ -227,9 +227,9 @@ def after_visit(visit: HostVisit, request: MaintenanceRequest) -> HostVisit:
 
 
 def given_up(visit: HostVisit, problem: str, at: float | None) -> HostVisit:
-    """Return `visit`, what is known about a host, after its visit ended without success at lab time `at`.
+    """Return what is known about a host (`visit`) after a visit ended without success at lab time `at`.
 
-    `problem` says why, for people. `at` None: the time is not known. Nothing is stored, and the rollout is not stopped
-    here.
+    `problem` says why, for people. `at` is None if the time is not known. Nothing is stored, and the rollout is not
+    stopped here.
     """
     return replace(visit, request_id="", is_paused=False, problem=problem, failed_at=at)

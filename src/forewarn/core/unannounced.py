@@ -62,7 +62,7 @@ class PlacedVm(Protocol):
     def seen(self) -> LastSeen | None:
         """What hosts reported about the VM when they were last compared with the fleet.
 
-        None if they were not compared so far.
+        None if they have not been compared yet.
         """
 
 

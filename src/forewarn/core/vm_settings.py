@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A change of VM settings: those that an owner may change on existing VMs.
+    """A change of the VM settings that an owner may change on existing VMs.
 
     None leaves a setting unchanged; a notice of 0 switches it off. `untagged` names tags to remove; () removes none.
     Approval and publishing can only be changed for all VMs of a scope together (`apply_settings_in_scope`).
@@ -89,8 +89,8 @@ def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSetti
     """Return the scope with the change applied to its present VMs with these keys; other keys are ignored.
 
     Tags are removed first, then added. Raises Refused if a Spot VM would get a terminate notification, or if the change
-    names a policy (approval or publishing) and only some VMs of the scope are among `keys`. Whether notices have
-    allowed lengths is not checked. Adds no history entry, and stores nothing.
+    names a policy (approval or publishing) and only some VMs of the scope are among `keys`. Does not check whether
+    notices have allowed lengths. Adds no history entry, and stores nothing.
     """
     _require_whole_set(scope, keys, change)
     for vm in scope.present_vms:

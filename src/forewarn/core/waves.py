@@ -75,8 +75,8 @@ def wave_phase(
 
     `vms` are the VMs that it covers now, including those that it has done; `events` and `planned` all its events so
     far. A wave is over when it has no VM without an event and none of the rollout's events is planned or live; it
-    settles for `rollout.settle_s` after the last end. A wave without VMs is passed over. Whether the rollout is paused,
-    held or has ended is not checked. Changes nothing.
+    settles for `rollout.settle_s` after the last end. A wave without VMs is passed over. Does not check whether the
+    rollout is paused, held or has ended. Changes nothing.
     """
     remaining = remaining_vms(rollout, vms, events, planned)
     specs = wave_specs(rollout)
@@ -252,7 +252,7 @@ def covers_vm(rollout: Rollout, vm: Vm) -> bool:
     """Return whether the rollout covers the VM, by the host, scope, tag or location that the VM has now.
 
     Names of hosts, the scope id and the value of a tag must match exactly; the location and the name of a tag ignore
-    letter case. Whether the VM was removed is not checked.
+    letter case. Does not check whether the VM was removed.
     """
     if rollout.hosts:
         return vm.host in rollout.hosts
@@ -376,7 +376,7 @@ def require_target(rollout: Rollout, vms: Sequence[Vm]) -> None:
     """Raise InvalidRollout unless the rollout has exactly one target, and a tag or location has VMs.
 
     The targets are hosts, a scope, a tag, a location and everything. `vms` are the VMs that the rollout covers now;
-    they may be none for hosts, a scope and everything. Whether hosts and scope exist is not checked.
+    they may be none for hosts, a scope and everything. Does not check whether hosts and scope exist.
     """
     targets = (rollout.hosts, rollout.scope_id, rollout.tag, rollout.location, rollout.everything)
     if sum(map(bool, targets)) != 1:

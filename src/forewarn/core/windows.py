@@ -423,8 +423,9 @@ def make_calendar(
 ) -> MaintenanceCalendar | None:
     """Return the calendar of these texts of windows and blackout dates; None if all three are missing.
 
-    `parse_window` and `parse_blackout` read them. `deadline` is lab time, also a past one. Raises ValueError with a
-    sentence, also for blackouts or a deadline without a window, a deadline that is no time, and over 100 of either.
+    `parse_window` and `parse_blackout` read them. `deadline` is lab time, and may be past. Raises ValueError with a
+    sentence for a wrong text, for blackouts or a deadline without a window, for a deadline that is not a time, and for
+    over 100 windows or blackouts.
     """
     windows, blackouts = tuple(windows), tuple(blackouts)
     check_count(windows, "maintenance windows")
