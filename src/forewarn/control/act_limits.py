@@ -34,9 +34,8 @@ class HostLimiter:
     """Counts the attempts in progress on each host, and keeps the acts that wait for a slot there.
 
     A slot is the right to one more attempt: `ActLimits` says how many each host and each pair of hosts has per verb.
-    Acts of VMs without a host share the slots of the host "". For each act: `acquire_or_wait`, and if that returned
-    True, `release` and `next_waiting` at the end of the attempt. It only counts: it starts nothing, and holds all in
-    memory.
+    Acts of VMs without a host share the slots of the host "". For each act call `acquire_or_wait` and, if that returned
+    True, `release` and `next_waiting` at the end of the attempt. It only counts, in memory, and starts nothing.
     """
 
     def __init__(self, limits: ActLimits) -> None:

@@ -27,8 +27,8 @@ class ActProgress:
     def record(self, act: Act, report: ActUnderWay) -> None:
         """Keep what the hypervisor reported about this act, in place of what it reported before.
 
-        A report without a note and an awaited host only removes the one before. Calls the listeners with the act if the
-        note or the host has changed.
+        A report with neither a note nor an awaited host only removes the one before. Calls the listeners with the act
+        if the note or the host has changed.
         """
         before = self._reports.pop(act.id, None)
         if report.note or report.waits_for_host:
@@ -49,7 +49,7 @@ class ActProgress:
         return report.note if report is not None else ""
 
     def notes(self) -> dict[str, str]:
-        """Return, by act id, a text for people on how each act is going; acts without one are left out.
+        """Return, in a new dict by act id, a text for people on how each act is going, if it has one.
 
         A new dict.
         """
@@ -58,7 +58,7 @@ class ActProgress:
     def awaited_hosts(self) -> dict[str, str]:
         """Return, by act id, the name of the host that each act waits for until it answers the hypervisor.
 
-        Acts that wait for no host are left out. A new dict.
+        Acts that wait for no host are left out. The dict is a new one.
         """
         return {act_id: report.waits_for_host for act_id, report in self._reports.items() if report.waits_for_host}
 
@@ -72,7 +72,7 @@ class ActProgress:
     def subscribe(self, listener: ProgressListener) -> Callable[[], None]:
         """Call `listener` with the act after each change of its report; return a function that ends this.
 
-        Call that function at most once. The end of an act is no change. Errors of the listener reach the caller of
+        Call that function at most once. The end of an act is not a change. Errors of the listener reach the caller of
         `record`.
         """
         self._listeners.append(listener)

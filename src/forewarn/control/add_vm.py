@@ -92,11 +92,11 @@ def fleet_file_for(
 ) -> str:
     """Return the text of a fleet file (TOML) with this VM, its set, the known subscriptions and all hosts.
 
-    It has the missing location, domains and placement group of the VM filled in; no other VM is in it. `usual_group`:
-    the subscription id and resource group to use if the VM names none; None: the defaults of a fleet file.
+    The VM's missing location, domains and placement group are filled in; no other VM is in the file. `usual_group` is
+    the subscription id and resource group to use if the VM names none; None means the defaults of a fleet file.
     `subscriptions` are ids. Writes nothing. Raises Rejected if the name contains braces, if the set does not have the
     VM's update domain or fault domain, or if hosts are in several locations and neither the VM, its set nor its host
-    decides. Raises Unavailable. Other mistakes, such as an unknown host, are only found when the text is read: see
+    decides; or Unavailable. Other mistakes, such as an unknown host, are only found when the text is read: see
     `vm_problem_text`.
     """
     if "{" in new_vm.name or "}" in new_vm.name:

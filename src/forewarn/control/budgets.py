@@ -97,10 +97,9 @@ class BudgetService:
     A budget limits how many VMs may be out of service at once before rollouts wait. What is out is counted
     incrementally, commit by commit, so a rollout does not read all VMs for it. The constructor reads the budgets from
     the store, and, if there are any, all VMs and live events. If the store cannot be read when a commit changes
-    budgets, everything is counted at the next question about what is out, which raises Unavailable while that is not
-    possible. Hold `lock` while you decide with a ledger and commit the result, so that no budget changes in between.
-    `waiting` has, by the id of a request, the shortages for which its rollout waits. `is_used` says whether there are
-    budgets.
+    budgets, everything is counted when it is next asked what is out, which raises Unavailable as long as that fails.
+    Hold `lock` while you decide with a ledger and commit the result, so that no budget changes in between. `waiting`
+    has, by the id of a request, the shortages for which its rollout waits. `is_used` says whether there are budgets.
     """
 
     def __init__(self, transactions: ScopeTransactions) -> None:
@@ -120,7 +119,7 @@ class BudgetService:
         return [self._budgets[key] for key in sorted(self._budgets)]
 
     def find(self, name: str) -> Budget:
-        """Return the budget of this name, ignoring letter case and blanks around it; raises NotFound."""
+        """Return the budget of this name, ignoring letter case and blanks around it; or raise NotFound."""
         budget = self._budgets.get(name.strip().casefold())
         if budget is None:
             known = [budget.name for budget in self.budgets()]
@@ -133,7 +132,7 @@ class BudgetService:
 
         Events that are published already stay. `who` is the caller's name. Raises Rejected for a name that is not up to
         60 letters, digits, `-`, `_` and `.`, for no limit or two (VMs and percent), for a location, tag or tag value
-        that no VM has, and if there are 100 others; or Unavailable. The history gets an entry.
+        that no VM has, or if there are 100 others; or Unavailable. The history gets an entry.
         """
         async with self.lock:
             others = [other for other in self.budgets() if other.key != budget.key]
@@ -202,9 +201,9 @@ class BudgetService:
         )
 
     def set_waiting(self, request_id: str, shortages: tuple[BudgetShortage, ...], vms: Iterable[Vm] = ()) -> None:
-        """Remember, in memory, which budgets a rollout waits for, by the id of its request; (): for none.
+        """Remember, in memory, which budgets a rollout waits for, by the id of its request; () for none.
 
-        `vms` are those that the rollout covered when that was found: if one of them leaves it, the others may fit.
+        `vms` are the VMs that the rollout covered when that was found: if one of them leaves it, the others may fit.
         """
         if shortages:
             self.waiting[request_id] = shortages
@@ -218,8 +217,8 @@ class BudgetService:
 
         A request is woken if VMs of the groups that it waits for came back, or stopped running, so that they need no
         budget; if the number of VMs there changed; if a budget was set or removed; or if one of `vms`, which have just
-        changed, was covered by the rollout when it began to wait: it may have left those that go together. The requests
-        stay in `waiting`. In no particular order; [] if nothing changed.
+        changed, was covered by the rollout when it began to wait, because it may have left the VMs that go together.
+        The ids are in no particular order, [] if nothing changed. The requests stay in `waiting`.
         """
         freed, self._freed = self._freed, set()
         was_changed, self._was_changed = self._was_changed, False
@@ -233,11 +232,11 @@ class BudgetService:
         ]
 
     def wait_texts(self, request_id: str) -> tuple[str, ...]:
-        """Return for people which budgets a rollout waits for, one clause each; () if for none.
+        """Return which budgets a rollout waits for, as one clause each for people; () if none.
 
-        The shortages are those of the last time when it could have published more, the VMs that are out those of now.
-        They are in memory: () after a restart, until it was tried again. `request_id` is that of its request. Raises
-        Unavailable.
+        The shortages are from the last time when it could have published more; the VMs named as out are out now.
+        Shortages are in memory, so the result is () after a restart until publishing was tried again. `request_id` is
+        the id of its request. Raises Unavailable.
         """
         self._count_if_needed()
         return tuple(
@@ -252,10 +251,10 @@ class BudgetService:
         )
 
     def excess_text(self, request_id: str) -> str:
-        """Return for people which budget allows less than VMs of a rollout that go together; "" if none does.
+        """Return, for people, which budget is too small for VMs of a rollout that go together; "" if none is.
 
-        Then the rollout can never publish them, unless the budget or their host changes. `request_id` is that of the
-        rollout. Looks only at what the rollout was last found to wait for, which is in memory. Raises Unavailable.
+        The rollout can never publish such VMs, unless the budget or their host changes. `request_id` is the id of its
+        request. Looks only at what the rollout was last found to wait for, which is in memory. Raises Unavailable.
         """
         self._count_if_needed()
         for shortage in self.waiting.get(request_id, ()):
@@ -281,7 +280,7 @@ class BudgetService:
     def add_counts(self, outside: OutsideCounts) -> None:
         """Count VMs that the store does not have, in addition to its own, until the budgets change.
 
-        For a dry run, which copies only a part of the fleet. In memory only. Raises Unavailable.
+        This is for a dry run, which copies only a part of the fleet. The counts are only in memory. Raises Unavailable.
         """
         self._count_if_needed()
         self._sizes.update(outside.sizes)
@@ -292,9 +291,9 @@ class BudgetService:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Count the VMs, hosts, events and planned events of a commit, and use the budgets that it stores.
 
-        Called for every commit, in order, while there are budgets (`is_used`), and for those with `saved`. Never raises
-        Unavailable: if the store cannot be read, it logs a warning, everything is counted again later, and no rollout
-        publishes before that.
+        Called, in order, for every commit while there are budgets (`is_used`), and for every commit with `saved`. Never
+        raises Unavailable: if the store cannot be read, it logs a warning, everything is counted again later, and no
+        rollout publishes before that.
         """
         try:
             self._follow_commit(applied.commit)

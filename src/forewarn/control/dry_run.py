@@ -54,7 +54,7 @@ RequestAction = Callable[[ControlPlane], Awaitable[MaintenanceRequest]]
 class DryRunTooLarge(Refused):
     """The scopes that a request concerns have over 20,000 VMs together, too many to copy for a dry run.
 
-    Scopes that share gates with them count too. `dry_run_request`, `simulate_request`, `dry_run_rollout` and
+    Scopes that share gates with them are included. `dry_run_request`, `simulate_request`, `dry_run_rollout` and
     `plan_rollout` raise it. The request can still be made without a dry run.
     """
 
@@ -113,11 +113,11 @@ async def dry_run_rollout(
 ) -> Preview:
     """Return what a rollout would lead to; for more than 2,000 VMs, only what it would publish first.
 
-    `who` is the caller's name; `notice_s` is in seconds of lab time. 0 means the minimum, or none with `short_notice`,
-    without which it may not be below the minimum. Changes nothing. Waits for an earlier dry run, unless the rollout has
-    more than 2,000 VMs. Raises Rejected, NotFound and Refused as the start of the rollout would, DryRunTooLarge, and
-    Unavailable. Health checks and a hold on rollouts are left out; a simulation is cut (`is_cut`) after 10 seconds of
-    real time.
+    `who` is the caller's name; `notice_s` is in seconds of lab time; 0 means the minimum, or no notice with
+    `short_notice`. Only with `short_notice` may it be below the minimum. Changes nothing. Waits for an earlier dry run,
+    unless the rollout has more than 2,000 VMs. Raises Rejected, NotFound and Refused as the start of the rollout would,
+    DryRunTooLarge, and Unavailable. Health checks and a hold on rollouts are left out; a simulation is cut (`is_cut`)
+    after 10 seconds of real time.
     """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActRetryPolicy:
-    """When an act that failed is tried again, and how often; attempts not tried do not count.
+    """When and how often a failed act is tried again; attempts that were not made do not count.
 
     An attempt is one call of the hypervisor to perform the act. Delays are in lab time, the timeout of one attempt is
     in real time.
@@ -175,9 +175,9 @@ class ActExecutor:
         return list(self._acts)
 
     def next_due_at(self) -> float | None:
-        """Return when the next attempt is due in lab time, perhaps past; None: none, or none may begin now.
+        """Return the lab time, perhaps past, at which the next attempt is due; None if none is or may begin.
 
-        No attempt may begin at the overall limit, and while `may_act` returns False. Acts that wait for their host have
+        No attempt may begin at the overall limit, or while `may_act` returns False. Acts that wait for their host have
         no due time: the end of an attempt there wakes the reconciler, and so does the commit that repairs it.
         """
         return self._due[0][0] if self._due and self._may_start_more else None
@@ -310,7 +310,7 @@ class ActExecutor:
         return failed_attempts
 
     def return_failed_attempts(self, failed_attempts: list[FailedAttempt]) -> None:
-        """Put failed attempts that could not be committed back, before newer ones.
+        """Put back failed attempts that could not be committed, before newer ones.
 
         The next `take_failed_attempts` returns them.
         """

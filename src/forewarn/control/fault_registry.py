@@ -63,7 +63,7 @@ class FaultRegistry:
 
         The history `entries` about the change are in the same commit. Hold `write_lock` (an attribute, an asyncio.Lock)
         from reading `active` until this returns. Raises Unavailable if the store cannot be written; then nothing has
-        changed. An error of a listener is raised too, after they are saved.
+        changed. An error of a listener is also raised, after they are saved.
         """
         saved = SavedValue(_SAVED_AS, msgspec.json.encode(active))
         await self._store.commit(Commit(saved=(saved,), entries=tuple(entries)))

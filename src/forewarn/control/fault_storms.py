@@ -38,9 +38,9 @@ class FaultStormService:
     async def start(self, seed: int, vms: Sequence[Vm], *, for_s: float, who: str) -> FaultStorm:
         """Schedule a storm of `for_s` seconds of lab time on these VMs, durably, and return it.
 
-        Its id is such as `s1`. `reconcile` sets its faults when they are due, the first one at once. Equal seeds, VMs
+        Its id has the form `s1`. `reconcile` sets its faults when they are due, the first one at once. Equal seeds, VMs
         (in any order) and durations give equal faults. Raises Rejected for a duration over 24 hours or not above 0,
-        Refused without VMs, Unavailable. Writes a history entry that names `who`.
+        Refused without VMs, or Unavailable. Writes a history entry that names `who`.
         """
         if not 0 < for_s <= _MAX_DURATION_S:
             raise Rejected(
@@ -62,8 +62,8 @@ class FaultStormService:
         """End the storms with these ids, durably, and return them, oldest first; unknown ids are ignored.
 
         Ids must match exactly (`s1`). Faults of the storms that were not set yet are never set. Faults that were set
-        already stay until they expire or are cleared. Writes a history entry for each; () if none was ended. Raises
-        Unavailable; then nothing has changed.
+        already stay until they expire or are cleared. Writes a history entry for each; returns () if none was ended.
+        Raises Unavailable; then nothing has changed.
         """
         async with self._registry.write_lock:
             active = self._registry.active

@@ -47,8 +47,8 @@ class FaultTarget:
 class FaultSpec:
     """A fault to set, as a user or a storm asks for it: `FaultService.set` checks it and makes a `Fault`.
 
-    `count`, 1 or more, None: no limit. A kind of category AT_ONCE takes neither `count` nor `for_s`. `for_s` is real
-    time for transport faults, else lab time; None: the longest of its kind, or no limit.
+    `count` is 1 or more, None for no limit. `for_s` is real time for transport faults, else lab time; None means the
+    longest of its kind, or no limit. A kind of category AT_ONCE takes neither `count` nor `for_s`.
     """
 
     kind: FaultKind
@@ -105,8 +105,8 @@ class FaultService:
 
         A fault of category AT_ONCE has already happened on return, in each target scope that allows it, and is not
         active afterwards; `touched` counts the events that it made, or the scopes that it reset. Raises Rejected for
-        bad limits or parameters, NotFound if its scope does not exist, Refused if 1000 faults are active; for AT_ONCE
-        also Refused if no target scope allows it; Unavailable, after which an AT_ONCE fault may have happened in some
+        bad limits or parameters, NotFound if its scope does not exist, Refused if 1000 faults are active or, for
+        AT_ONCE, if no target scope allows it, or Unavailable, after which an AT_ONCE fault may have happened in some
         scopes. Writes a history entry that names `who`.
         """
         async with self._registry.write_lock:
@@ -129,8 +129,8 @@ class FaultService:
         """Add requests that transport faults affected to their counts, durably; cleared faults are ignored.
 
         Calls add up: pass each hit once. A fault counts at most 100 VMs separately in `touched_by_vm`; hits of further
-        VMs only in `touched`. Raises Unavailable. Writes no history entry, and removes no fault whose count is used up:
-        `expire` does.
+        VMs count only in `touched`. Raises Unavailable. Writes no history entry, and removes no fault whose count is
+        used up: `expire` does.
         """
         if not hits:
             return

@@ -78,11 +78,12 @@ class FleetService:
         """Commit the change, all of it or nothing; new VMs get an id if they have none, lab VMs an address.
 
         Also writes a history entry. Chooses no hosts, and does not check addresses or whether the hosts of VMs exist:
-        the caller has done that. The reconciler withdraws events that become obsolete. Where scopes are always enabled,
-        those of the VMs are. Raises Refused if a VM to remove has a started event; if a host to remove has VMs or gets
-        one, or a VM moves to it; if a VM moves to a host that gets another location or zone; or if a VM is put on a
-        host that has failed or is confirmed down. Raises Conflict at once if a scope or host that it concerns is no
-        longer at the version in `decided_on`; without that, if the fleet keeps changing meanwhile. Unavailable.
+        the caller has done that. The reconciler withdraws events that become obsolete. If the policy always enables
+        scopes, the scopes of the VMs are enabled. Raises Refused if a VM to remove has a started event; if a host to
+        remove has VMs or gets one, or if a VM moves to it; if a VM moves to a host that gets another location or zone;
+        or if a VM is put on a host that has failed or is confirmed down. Raises Conflict at once if a scope or host
+        that it concerns is no longer at the version in `decided_on`; without `decided_on`, if the fleet keeps changing
+        meanwhile. Raises Unavailable.
         """
 
         async def attempt() -> None:
@@ -106,9 +107,9 @@ class FleetService:
     async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, label: str, who: str) -> None:
         """Change settings of all these VMs, or of none, durably; `label` names them in history and messages.
 
-        Writes one history entry. Pass at least one VM (else IndexError); one that was removed meanwhile is passed over.
+        Writes one history entry. Pass at least one VM (else IndexError); VMs that were removed meanwhile are skipped.
         An empty change does nothing. Raises Refused if a VM cannot have a setting, or if only part of a set would get
-        another policy; Conflict if the VMs keep changing meanwhile; Unavailable. Lengths of notices are not checked.
+        another policy; Conflict if the VMs keep changing meanwhile; or Unavailable. Lengths of notices are not checked.
         """
         if change.is_empty:
             return

@@ -39,11 +39,11 @@ class GuestService:
     async def approve(self, vm_key: str, event_ids: tuple[str, ...]) -> str | None:
         """Approve events of the VM's scope durably (spec §5); return None, or the first id that is unknown.
 
-        Ids must match exactly (upper case). Unknown is an id that is neither of a listed event of this scope, live or
-        over and not yet pruned, nor of an event that a replay showed it; then nothing is approved. Events that are
-        approved, started or over already stay as they are. The reconciler starts approved events. Raises NotFound for
-        an unknown or removed VM, Conflict if the scope keeps changing, Unavailable. Each new approval is in the
-        history.
+        Ids must match exactly (upper case). An id is known if it is of a listed event of this scope, live or over and
+        not yet pruned, or of an event that a replay showed to the scope. If an id is unknown, nothing is approved.
+        Events that are approved, started or over already stay as they are. The reconciler starts approved events.
+        Raises NotFound for an unknown or removed VM, Conflict if the scope keeps changing, or Unavailable. Each new
+        approval is in the history.
         """
         vm = self._vm(vm_key)
         scope_id = vm.scope_id

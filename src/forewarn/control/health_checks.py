@@ -70,7 +70,7 @@ class HealthCheckService:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember the rollouts and measurements of a commit, in memory.
 
-        Called for every commit with either, in order; checks of rollouts that it closes are no longer due.
+        Called, in order, for every commit with either; checks of rollouts that it closes are no longer due.
         """
         for request in applied.commit.requests:
             self._index(request)
@@ -82,8 +82,9 @@ class HealthCheckService:
     def counting(self, request_id: str, rollout: Rollout) -> list[Measurement]:
         """Return the measurements of a rollout's checks that count now, oldest first.
 
-        Those count that were made in its current wave, and since a person last resumed it; [] if there are none.
-        `request_id` is that of its request. Raises Unavailable if they must be read from the store, and cannot be.
+        Measurements count if they were made in its current wave and since a person last resumed it; [] if there are
+        none. `request_id` is the id of its request. Raises Unavailable if they must be read from the store and cannot
+        be.
         """
         known = self._measured.get(request_id)
         if known is None:
@@ -123,8 +124,8 @@ class HealthCheckService:
     async def try_once(self, check: HealthCheck, rollout: Rollout) -> CheckResult:
         """Perform a check once for a rollout, which need not be stored, and return what it found.
 
-        A failure of the check is such a result too, with outcome ERROR, and is not raised. Stores nothing. A figure of
-        the service counts VMs, but no events, as of a rollout that has published none.
+        A failure of the check is not raised, but returned with the outcome ERROR. Stores nothing. A figure of the
+        service counts VMs, but no events, as for a rollout that has published none.
         """
         return await self._measure(check, rollout, "")
 

@@ -30,13 +30,13 @@ def measure_figure(
 ) -> CheckResult:
     """Return the figure of this check as it is now, compared with the condition of the check.
 
-    The figure is a number: of acts that failed, of running VMs that do not poll, of VMs whose event started although no
-    VM of their scope was given it before, or of VMs that have not polled since their maintenance; the text names the
-    first of them. The last (NOT_BACK) is unclear while VMs are not back, and each of them has some of its 300 seconds
-    left. `vms` are the VMs that the rollout covers, `events` all its events; `pace` says how a VM polls, by its key,
-    and is only called for `vms-without-handler`; `now` is lab time. What happened to its events before its current wave
-    began, or before a person last resumed it, does not count. Reads deliveries, polls and VMs from the store, which
-    takes long for many VMs: call it in a thread. Raises Unavailable.
+    The figure is the number of acts that failed, of running VMs that do not poll, of VMs whose event started although
+    no VM of their scope was given it before, or of VMs that have not polled since their maintenance. The text of the
+    result names the first ones. The last (NOT_BACK) is unclear while VMs are not back and each of them still has some
+    of its 300 seconds left. `vms` are the VMs that the rollout covers, `events` all its events; `pace` says how a VM
+    polls, by its key, and is only called for `vms-without-handler`; `now` is lab time. What happened to its events
+    before its current wave began, or before a person last resumed it, does not count. Reads deliveries, polls and VMs
+    from the store, which takes long for many VMs: call it in a thread. Raises Unavailable.
     """
     assert check.figure is not None
     ended = [

@@ -41,7 +41,7 @@ _MAX_SAMPLES = 10_000
 class HealthProber:
     """Performs health checks of the kinds Prometheus, HTTP and command; `probe` performs one.
 
-    `allow_commands` says whether commands are run at all; without, such a check is an error. `client` makes the HTTP
+    `allow_commands` says whether commands are run at all; if not, such a check is an error. `client` makes the HTTP
     calls, and says which addresses are allowed. Several probes may run at the same time; nothing is stored.
     """
 
@@ -50,7 +50,7 @@ class HealthProber:
         self.allow_commands = allow_commands
 
     def require_usable(self, checks: Sequence[HealthCheck]) -> tuple[HealthCheck, ...]:
-        """Return these checks of one rollout if they can be used; asks and runs nothing.
+        """Return these checks of one rollout if they can be used; performs none of them.
 
         Raises Rejected for one that `make_check` does not accept, more than 20, two of the same name (ignoring letter
         case), or an address that the service may not call; Refused for a command if commands are not allowed. They keep
@@ -74,15 +74,15 @@ class HealthProber:
         return usable
 
     async def probe(self, check: HealthCheck) -> CheckResult:
-        """Perform a check once and return what it found: asks Prometheus or an HTTP server, or runs a command.
+        """Query Prometheus or an HTTP server, or run a command, once for a check; return what it found.
 
-        A command must end within the timeout of the check, or is killed; a response must begin within it, and its body
-        may take as long again. Failures are in the result, not raised: its outcome is good, bad, unclear or error.
-        Another HTTP status than the expected one is bad, also a redirect, which is not followed. No response, a
-        timeout, a refused query, a command that a signal ended, that cannot be started or is not allowed is an error;
-        no samples, a body to be searched that broke off, or an unexpected exit status 75 is unclear. A command gets
-        only PATH and FOREWARN_CHECK (the check's name) as environment. Raises ValueError for a figure, which only the
-        service itself knows. If the task is cancelled, it kills the command.
+        A command that does not end within the timeout of the check is killed; a response must begin within it, and its
+        body may take as long again. Failures are in the result, not raised: its outcome is good, bad, unclear or error.
+        An unexpected HTTP status is bad, even a redirect, which is not followed. The outcome is an error without a
+        response, after a timeout or a refused query, and for a command that a signal ended, that cannot be started or
+        that is not allowed. It is unclear without samples, if a body to be searched broke off, or after an unexpected
+        exit status 75. A command gets only PATH and FOREWARN_CHECK (the check's name) as environment. Raises ValueError
+        for a figure, which only the service itself knows. If the task is cancelled, it kills the command.
         """
         match check.kind:
             case CheckKind.PROMETHEUS:

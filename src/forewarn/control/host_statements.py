@@ -14,10 +14,10 @@ from forewarn.errors import Refused, Remedy
 
 
 class HostStatementService:
-    """Records what operators state about hosts, and the service cannot check. `who` is the caller's name.
+    """Records what operators state about hosts and the service cannot check.
 
-    `find_host` returns a host by its name, ignoring letter case, and raises NotFound. `unreachable_hosts` returns the
-    names of the hosts that do not answer the hypervisor.
+    `who` is the caller's name. `find_host` returns a host by its name, ignoring letter case, and raises NotFound.
+    `unreachable_hosts` returns the names of the hosts that do not answer the hypervisor.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class HostStatementService:
         self._unreachable_hosts = unreachable_hosts
 
     async def confirm_down(self, host_name: str, *, who: str) -> Host:
-        """Record durably that a host is certainly down, and return it; its VMs may be started elsewhere then.
+        """Record durably that a host is certainly down, and return it; its VMs may then be started elsewhere.
 
         Nothing else can know this about a host that does not answer: a VM that still runs there and is started on
-        another host would write to its disks twice. It stays so until the host is repaired, and no VM comes to it; its
-        health stays as it is. Writes a history entry. Letter case of the name is ignored. Raises NotFound for an
-        unknown host, Refused unless it has failed or does not answer the hypervisor, and if it was confirmed already,
-        Conflict if the host keeps changing, Unavailable.
+        another host would write to its disks twice. The host stays confirmed down until it is repaired, and no VM comes
+        to it; its health does not change. Writes a history entry. The letter case of the name is ignored. Raises
+        NotFound for an unknown host, Refused if it was confirmed already or has neither failed nor stopped answering
+        the hypervisor, Conflict if it keeps changing, or Unavailable.
         """
 
         async def attempt() -> Host:

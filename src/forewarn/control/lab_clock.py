@@ -19,7 +19,7 @@ _POLLING_WINDOW_S = 330.0  # real seconds: a VM that polled within them counts a
 
 
 def load_clock_setting(store: Store) -> ClockSetting | None:
-    """Return the setting of the lab clock that was saved last; None if none was, as in a new store.
+    """Return the setting of the lab clock that was saved last; None if none was saved, as in a new store.
 
     Raises Unavailable.
     """
@@ -63,11 +63,11 @@ class LabClockService:
         """Advance the clock by `by_s` seconds of lab time, stopping at every due time on the way.
 
         Everything due by then is done on return, acts included, except for those that the hypervisor has not answered
-        for ten seconds. VMs that polled within the last 330 seconds, of lab time if the clock is slower than real time,
-        else of real time, count as polling throughout (spec §12); with `without_polls` none does, so scopes become idle
-        (spec §8.2). The history entry is written first; `who` "" writes none. Raises Rejected unless `by_s` is above 0
-        and at most 366 days, and if this is not a lab. Waits for a pass of the reconciler under way. After an error on
-        the way, such as Unavailable, the clock stays where it was then: it may have moved by a part.
+        for ten seconds. VMs that polled within the last 330 seconds (of lab time if the clock is slower than real time,
+        else of real time) count as polling throughout (spec §12); with `without_polls` no VM does, so scopes become
+        idle (spec §8.2). The history entry is written first; `who` "" writes none. Raises Rejected unless `by_s` is
+        above 0 and at most 366 days and this is a lab. Waits for a pass of the reconciler under way. After an error on
+        the way, such as Unavailable, the clock stays where it was then, so it may have moved by less than `by_s`.
         """
         clock = self.require_lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:
@@ -104,8 +104,8 @@ class LabClockService:
         """Set how many lab seconds pass per real second from now on (0 stops the clock); return the speed.
 
         The time does not jump. The speed is saved durably first, so a restart keeps it. Waits while `advance` or a pass
-        of the reconciler runs. `who` "" writes no history entry. Raises Rejected unless the speed is from 0 to 100,000,
-        and if this is not a lab; Unavailable if it cannot be saved, and the old speed stays.
+        of the reconciler runs. `who` "" writes no history entry. Raises Rejected unless the speed is from 0 to 100,000
+        and this is a lab; Unavailable if it cannot be saved, and then the old speed stays.
         """
         clock = self.require_lab_clock("set to another speed")
         # Under the lock, because `advance` would overwrite the new speed, or this the new time.
