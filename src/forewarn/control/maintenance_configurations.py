@@ -23,9 +23,9 @@ _REMEMBERED_S = 35 * 86_400.0  # how long canceled runs of the past are kept
 class MaintenanceConfigurationService:
     """Writes, finds and removes maintenance configurations and assignments. `who` is the caller's name.
 
-    A maintenance configuration has a window for maintenance; an assignment applies it to VMs. What it writes is durable
-    when it returns, and has an entry in the history; Unavailable, and no change, if the store cannot be written. Rights
-    are not checked.
+    A maintenance configuration has a window for maintenance; an assignment applies it to VMs. A change is durable when
+    the method returns, and has an entry in the history. Raises Unavailable, and changes nothing, if the store cannot be
+    written. Rights are not checked.
     """
 
     def __init__(self, *, transactions: ScopeTransactions) -> None:
@@ -64,10 +64,10 @@ class MaintenanceConfigurationService:
     async def put(self, new: MaintenanceConfiguration, *, who: str) -> tuple[MaintenanceConfiguration, bool]:
         """Add the configuration, or replace the one with its id; return (as stored, whether it is new).
 
-        Letter case of the id is ignored. A replaced one keeps its id as it was spelled, and who created it when.
-        Writing it unchanged writes nothing. Canceled openings stay canceled while the window is the same. A change is
-        durable on return, with a history entry that names `who`. Whether the window is possible is not checked. Raises
-        Unavailable; then nothing has changed.
+        The letter case of the id is ignored. A replaced configuration keeps the spelling of its id, its creator and its
+        time of creation. An unchanged one is not written. Canceled openings stay canceled while the window is the same.
+        A change is durable on return, with a history entry that names `who`. Does not check whether the window is
+        possible. Raises Unavailable; then nothing has changed.
         """
         async with self._lock:
             old = self.find(new.id)
@@ -98,9 +98,9 @@ class MaintenanceConfigurationService:
         """Cancel the one opening of a configuration's window that begins at `begin`; return the configuration.
 
         `begin` is lab time; `resource` is the configuration's resource id, ignoring letter case. Canceled openings that
-        began over 35 days ago are forgotten. Canceling it again changes nothing. Raises NotFound if there is no such
-        configuration; whether it opens at that time is not checked. Durable on return; a history entry names `who`.
-        Raises Unavailable.
+        began over 35 days ago are forgotten. Canceling it again changes nothing. Does not check whether it opens at
+        that time. Durable on return; a history entry names `who`. Raises NotFound if there is no such configuration, or
+        Unavailable.
         """
         async with self._lock:
             old = self.find(resource)
@@ -139,9 +139,9 @@ class MaintenanceConfigurationService:
     async def assign(self, new: ConfigurationAssignment, *, who: str) -> tuple[ConfigurationAssignment, bool]:
         """Add the assignment, or replace the one with its id; return (as stored, whether it is new).
 
-        Letter case of the id is ignored. A replaced one keeps its creator, target and the spelling of its id. Writing
-        it unchanged writes nothing. A change is durable on return, with a history entry that names `who`. Raises
-        NotFound if its configuration does not exist. Whether its target exists is not checked. Raises Unavailable.
+        The letter case of the id is ignored. A replaced assignment keeps its creator, target and the spelling of its
+        id. An unchanged one is not written. A change is durable on return, with a history entry that names `who`. Does
+        not check whether its target exists. Raises NotFound if its configuration does not exist, or Unavailable.
         """
         async with self._lock:
             configuration = self.find(new.configuration_id)

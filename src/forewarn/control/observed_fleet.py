@@ -122,10 +122,10 @@ class ObservedFleet:
     def set_answer(self, host: str, answer: HostObservation | None, *, asked: int) -> set[str]:
         """Keep the last answer of a host; return the keys of the VMs that it may concern.
 
-        These are the VMs that the fleet has there and those that this answer or the one before lists. `asked` is the
-        number (see `tick`) at which the host was asked. `answer` None: it did not answer, and the one before is
-        forgotten. The answer of a host that the fleet does not have is not kept. An answer that was overtaken by one to
-        a later question is dropped, and concerns no VM.
+        It may concern the VMs that the fleet has there and those that this answer or the one before lists. `asked` is
+        the number (see `tick`) at which the host was asked. An `answer` of None means that the host did not answer; the
+        one before is forgotten. The answer of a host that the fleet does not have is not kept. An answer that was
+        overtaken by one to a later question is dropped, and concerns no VM.
         """
         if asked < self._asked.get(host, 0):
             return set()
@@ -148,10 +148,10 @@ class ObservedFleet:
     def reports(self, vm: ObservedVm) -> VmReports | None:
         """Return what hosts report about a VM; None while an act on it is in progress.
 
-        The result has which hosts list the VM and how, whether its own host has answered, and whether all have. Answers
-        to questions that are older than the last change of the VM in the fleet count as not given. If several VMs of
-        the fleet have its name, only the report of the VM's own host counts. `vm` must be as `vm(key)` returns it now:
-        KeyError for one whose name no present VM has.
+        The result says which hosts list the VM and how, whether its own host has answered, and whether all have.
+        Answers of hosts that were asked before the last change of the VM in the fleet do not count. If several VMs of
+        the fleet have its name, only the report of the VM's own host counts. `vm` must be as `vm(key)` returns it now;
+        raises KeyError for a VM whose name no present VM has.
         """
         changed = self._changed.get(vm.key, 0)
         if vm.key in self._acts or self._is_acted_on(vm, changed):

@@ -91,7 +91,7 @@ class PlacementIndex:
     def domains_on(self, host: str, scope_id: str) -> Collection[Domains]:
         """Return the (update domain, fault domain) pairs of the scope's VMs on the host or moving to it.
 
-        Each pair once, in a collection that later commits change. Empty for a scope of a single VM. Within
+        The collection has each pair once, and later commits change it. It is empty for a scope of a single VM. Within
         `reserve_destinations` a VM counts on its chosen destination.
         """
         return self._domains.get((host, scope_id), ())

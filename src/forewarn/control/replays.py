@@ -78,8 +78,8 @@ class ReplayService:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember the newest state of the replays that a commit started, advanced or ended, in memory.
 
-        A replay that is started lets those be forgotten whose event ids are not known any more. Called for every
-        commit, in order; reads the store.
+        When a replay starts, replays whose event ids are no longer known are forgotten. Called for every commit, in
+        order; reads the store.
         """
         for changed in applied.commit.requests:
             if changed.replay is not None and (request := self._store.request(changed.id)) is not None:
@@ -102,11 +102,11 @@ class ReplayService:
         """Start to replay a recording to the scope of a VM, durably, and return the request that holds it.
 
         The reconciler shows its first step. `speed` 2 replays in half the time; `loops` is how often; `names` maps
-        recorded VM names (ignoring letter case) to names to show; else the recorded VM is shown as `vm`, and others as
-        recorded. A `key` gives the request its id; whether a request with it exists, the caller has checked before
-        (`RequestKeys`). Raises Rejected outside a lab and for a bad recording, names that it does not have, a speed
-        outside 0.01 to 10000 or loops outside 1 to 1000; Refused if the scope has a live event or another replay;
-        NotFound if the scope does not exist; Conflict if it keeps changing, or the id of the `key` is used;
+        recorded VM names (ignoring letter case) to the names to show. Without an entry, the recorded VM is shown as
+        `vm`, and others as recorded. A `key` gives the request its id; the caller has already checked whether a request
+        with it exists (`RequestKeys`). Raises Rejected outside a lab and for a bad recording, names that it does not
+        have, a speed outside 0.01 to 10000 or loops outside 1 to 1000; Refused if the scope has a live event or another
+        replay; NotFound if the scope does not exist; Conflict if it keeps changing, or the id of the `key` is used; or
         Unavailable. Writes a history entry.
         """
         self._require_lab()
@@ -126,9 +126,9 @@ class ReplayService:
     async def stop(self, replay_id: str, *, who: str) -> MaintenanceRequest:
         """End a replay durably and return its request as it is now; the scope shows its own document again.
 
-        `replay_id` is the id or the start of one, of any length, ignoring letter case. Raises NotFound if there is
-        none, Refused if several ids start with it, or if the replay is over already; Conflict if it shows its next step
-        at that moment: call it again; Unavailable. Writes a history entry.
+        `replay_id` is the id or a start of it, of any length, ignoring letter case. Raises NotFound if there is none,
+        Refused if several ids start with it or the replay is over already, Conflict if it shows its next step at that
+        moment (call it again), or Unavailable. Writes a history entry.
         """
         request = self.find(replay_id)
         assert request.replay is not None
@@ -140,9 +140,9 @@ class ReplayService:
     def find(self, replay_id: str) -> MaintenanceRequest:
         """Return the request of the replay with this id, or of the only one whose id starts with it.
 
-        Letter case, and blanks around it, are ignored; the start may have any length. Only replays of `list_replays`
-        are found, running or over. Raises NotFound if there is none or the id is "", Refused if several ids start with
-        it. Raises Unavailable.
+        Letter case and blanks around it are ignored; the start may have any length. Only replays of `list_replays` are
+        found, running or over. Raises NotFound if there is none or the id is "", Refused if several ids start with it,
+        or Unavailable.
         """
         wanted = replay_id.strip().lower()
         found = [request for request in self.list_replays() if wanted and request.id.startswith(wanted)]
@@ -160,7 +160,7 @@ class ReplayService:
         return [request for request in self._recent_requests() if request.replay is not None]
 
     async def reconcile(self) -> bool:
-        """Show the due steps of replays, and end interrupted replays; return whether there was any of these.
+        """Show the due steps of replays, and end interrupted replays; return whether there were any.
 
         A step of the reconciler; what it did is durable. A replay is interrupted by the removal of its VM or a real
         event of its scope.

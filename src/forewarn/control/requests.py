@@ -84,18 +84,19 @@ class RequestService:
         short_notice: bool = False,
         key: RequestKey | None = None,
     ) -> RequestReceipt:
-        """Request a user operation, an eviction or a scale-in for these VMs: for all of them, or for none.
+        """Request an operation for these VMs: for all of them, or for none.
 
-        Also a rebalance recommendation; requests for hosts, ROLLOUT, REPLAY and PERFORM_MAINTENANCE have methods of
-        their own. `notice_s` is in seconds of lab time, 0 means the minimum notice; `short_notice` allows any, even 0.
-        It starts without notice if the VM's policy approves it, or if scheduled events are disabled for the scope of a
-        user operation. If all VMs are in one scope, their events are published or started on return and in the receipt,
-        otherwise the reconciler publishes them. Raises Rejected without VMs, for too short a notice, and for a notice
-        or `short_notice` if the operation is performed at once; Refused if the hypervisor cannot do it, if the state of
-        a VM or another operation on it forbids it, if its scope has as many user operations scheduled as it may, if no
-        host can take a VM that must move, and for a notice or `short_notice` if a VM to delete has no terminate
-        notification. Conflict if the scope keeps changing; Unavailable. A `key` gives the request its id; whether a
-        request with it exists, the caller has checked before (`RequestKeys`).
+        The operation is one of users, an eviction, a scale-in or a rebalance recommendation; requests for hosts,
+        ROLLOUT, REPLAY and PERFORM_MAINTENANCE have methods of their own. `notice_s` is in seconds of lab time, 0 means
+        the minimum notice; `short_notice` allows any, even 0. The operation starts without notice if the VM's policy
+        approves it, or if scheduled events are disabled for the scope of a user operation. If all VMs are in one scope,
+        their events are published or started on return and in the receipt, otherwise the reconciler publishes them.
+        Raises Rejected without VMs, for too short a notice, and for a notice or `short_notice` if the operation is
+        performed at once; Refused if the hypervisor cannot do it, if the state of a VM or another operation on it
+        forbids it, if its scope has as many user operations scheduled as it may, if no host can take a VM that must
+        move, and for a notice or `short_notice` if a VM to delete has no terminate notification; Conflict if the scope
+        keeps changing; or Unavailable. A `key` gives the request its id; the caller has already checked whether a
+        request with it exists (`RequestKeys`).
         """
         if not vms:
             raise Rejected(f"{operation} needs at least one VM: name it")
@@ -112,12 +113,12 @@ class RequestService:
     ) -> RequestReceipt:
         """Mark a host as predicted to fail (DEGRADED), and schedule the redeployment of its VMs (spec §6.4).
 
-        VMs that are being moved to it get an event too, which starts when they have arrived. Deallocated VMs stay.
-        `notice_s` is in seconds of lab time. 0 means ten minutes, or none with `short_notice`; otherwise less than ten
-        minutes needs `short_notice`, else Rejected. The reconciler publishes the events; the receipt has none. Letter
-        case of the name is ignored. Raises NotFound for an unknown host, Refused if it is not healthy, if the
-        hypervisor cannot redeploy, or if a VM has no host to move to; Conflict if the host keeps changing; Unavailable.
-        A `key` gives the request its id; whether a request with it exists, the caller has checked before
+        VMs that are being moved to it also get an event, which starts when they have arrived. Deallocated VMs stay.
+        `notice_s` is in seconds of lab time. 0 means ten minutes, or no notice with `short_notice`. The reconciler
+        publishes the events; the receipt has none. The letter case of the name is ignored. Raises Rejected for less
+        than ten minutes without `short_notice`, NotFound for an unknown host, Refused if it is not healthy, if the
+        hypervisor cannot redeploy, or if a VM has no host to move to; Conflict if the host keeps changing; or
+        Unavailable. A `key` gives the request its id; the caller has already checked whether a request with it exists
         (`RequestKeys`).
         """
 
@@ -136,11 +137,11 @@ class RequestService:
         """Mark a host as failed, and redeploy its VMs and those being redeployed to it at once (spec §6.4).
 
         Acts under way there end as failed; a VM that was migrating to it stays where it is, and so do deallocated VMs.
-        The reconciler publishes the events; the receipt has none. Letter case of the name is ignored. Raises NotFound
-        for an unknown host, Refused if it has failed already or a VM has no host to move to (then it is not marked
-        either), Conflict if it keeps changing, Unavailable. A hypervisor that cannot redeploy does not keep it from
-        being recorded: then the acts fail, and say why. A `key` gives the request its id; whether a request with it
-        exists, the caller has checked before (`RequestKeys`).
+        The reconciler publishes the events; the receipt has none. The letter case of the name is ignored. Raises
+        NotFound for an unknown host, Refused if it has failed already or a VM has no host to move to (then it is not
+        marked either), Conflict if it keeps changing, or Unavailable. If the hypervisor cannot redeploy, the failure is
+        still recorded; the acts then fail and say why. A `key` gives the request its id; the caller has already checked
+        whether a request with it exists (`RequestKeys`).
         """
 
         async def attempt() -> RequestReceipt:
@@ -157,9 +158,9 @@ class RequestService:
     async def repair_host(self, host_name: str, *, who: str) -> Host:
         """Mark a degraded, failed or confirmed-down host as healthy, durably, and return it; moves no VM back.
 
-        Letter case of the name is ignored. Raises NotFound for an unknown host, Refused if it is healthy, or while
+        The letter case of the name is ignored. Raises NotFound for an unknown host, Refused if it is healthy, or while
         events are scheduled that move VMs away because it is degraded: withdraw them first; Conflict if it keeps
-        changing; Unavailable. Writes a history entry.
+        changing; or Unavailable. Writes a history entry.
         """
 
         async def attempt() -> Host:
@@ -181,10 +182,10 @@ class RequestService:
     async def approve(self, event_id: str, *, who: str) -> Event:
         """Approve an event on behalf of its VMs, durably, and return it.
 
-        Letter case of the id is ignored. Raises Refused if the event is over, NotFound if it is unknown, Conflict if
-        its scope keeps changing, Unavailable. The reconciler starts it, unless something else holds it back. An event
-        that is approved or started already, or that has no impact and never starts, stays as it is. `who` is named in
-        its history entry.
+        The letter case of the id is ignored. Raises Refused if the event is over, NotFound if it is unknown, Conflict
+        if its scope keeps changing, or Unavailable. The reconciler starts it, unless something else holds it back. An
+        event that is approved or started already, or that has no impact and never starts, stays as it is. `who` is
+        named in its history entry.
         """
         event = self.event(event_id)
         if not event.is_live:
@@ -211,10 +212,10 @@ class RequestService:
     ) -> RequestReceipt:
         """Approve the scheduled planned maintenance of these VMs in one transaction (spec §6.4).
 
-        The receipt has a new request and the events with such maintenance, those approved before included; the
-        reconciler starts them, unless something else holds them back. VMs without one are passed over. Raises Refused
-        if none of them has one, Rejected without VMs, Conflict if an event changes all the time, Unavailable. A `key`
-        gives the request its id; whether a request with it exists, the caller has checked before (`RequestKeys`).
+        The receipt has a new request and the events with such maintenance, including those approved before; the
+        reconciler starts them, unless something else holds them back. VMs without such an event are skipped. Raises
+        Refused if no VM has one, Rejected without VMs, Conflict if an event keeps changing, or Unavailable. A `key`
+        gives the request its id; the caller has already checked whether a request with it exists (`RequestKeys`).
         `resource` is the id of the Azure resource that the caller named, if the request is to be found by it later.
         """
 
@@ -254,9 +255,9 @@ class RequestService:
     async def withdraw(self, event_id: str, *, who: str, reason: str = "") -> Event:
         """Withdraw an event that has not started, and return it as it is then: over, with ending WITHDRAWN.
 
-        Durable on return, with a history entry. Other events of the scope that waited for it may start with that.
-        Letter case of the id is ignored. Raises Refused if it has started or is over, NotFound if unknown, Conflict if
-        its scope keeps changing, Unavailable. `reason` is for the history and the event; "" names `who`.
+        Durable on return, with a history entry. Other events of the scope that waited for it may then start. The letter
+        case of the id is ignored. Raises Refused if it has started or is over, NotFound if unknown, Conflict if its
+        scope keeps changing, or Unavailable. `reason` is for the history and the event; "" names `who`.
         """
         event = self.event(event_id)
 
@@ -269,14 +270,14 @@ class RequestService:
         return self.event(event.id)
 
     def event(self, event_id: str) -> Event:
-        """Return the event with this full id, live or over, ignoring letter case and blanks; NotFound if none."""
+        """Return the event, live or over, with this full id, ignoring case and blanks; or raise NotFound."""
         event = self._store.event(event_id.strip().upper())
         if event is None:
             raise NotFound(f"event {event_id!r} does not exist", Remedy.LIST_EVENTS)
         return event
 
     def host(self, name: str) -> Host:
-        """Return the host with this name, as of the last commit, ignoring letter case; NotFound if none."""
+        """Return the host with this name, as of the last commit, ignoring letter case; or raise NotFound."""
         if (spelled := self._transactions.placement.host(name)) is not None:
             return spelled  # the usual case, in constant time
         hosts = self._transactions.placement.hosts()

@@ -78,9 +78,9 @@ class RolloutCalendars:
     def take_due(self) -> set[str]:
         """Return the ids of the open rollouts for which a window is over for good now, each time once.
 
-        The window is one of the rollout's own, or of any assigned configuration. It counts as over already when its end
-        is nearer than the rollout's notice, and again at its end. The caller looks at these rollouts again, because VMs
-        that wait may have no window left, and no commit says so. `reconcile` then looks at their events too, because a
+        The window is one of the rollout's own, or of any assigned configuration. A window counts as over when its end
+        is nearer than the rollout's notice, and again at its end. The caller checks these rollouts again, because VMs
+        that wait may have no window left, and no commit says so. `reconcile` then also checks their events, because a
         configuration whose last window is over counts as not assigned.
         """
         now = self._transactions.clock.now()
@@ -93,7 +93,7 @@ class RolloutCalendars:
         return due
 
     def windows_at(self, at: float) -> TargetWindows | None:
-        """Return a lookup of when VMs' events may start whose notice ends at `at` (lab time), or None.
+        """Return a lookup of when events whose notice ends at `at` (lab time) may start, or None.
 
         It has the windows of the maintenance configurations that are assigned to VMs; None if none is assigned. Raises
         Unavailable.
@@ -120,9 +120,9 @@ class RolloutCalendars:
     async def reconcile(self) -> list[MaintenanceRequest]:
         """Give the scheduled and planned events of open rollouts their windows, if these may have changed.
 
-        Returns the open rollouts whose events were looked at; [] if nothing has changed. They are in the order in which
-        they were requested. Changes are committed, rollout by rollout. Raises Conflict or Unavailable; then some may be
-        done, and the next call looks at all again.
+        Returns the open rollouts whose events were checked, in the order of their requests; [] if nothing has changed.
+        Changes are committed, rollout by rollout. Raises Conflict or Unavailable; then some may be done, and the next
+        call checks all again.
         """
         if not self.has_changed:
             return []

@@ -22,11 +22,11 @@ class RolloutHoldService:
     """Sets and lifts the hold on all rollouts; there is at most one.
 
     A hold stops all rollouts from publishing and starting events. `hold` is the hold in force; None if there is none,
-    also while one is being lifted. `is_lifting` says whether a hold was lifted, and `finish_lifting` has not looked yet
-    at all that it held. The constructor reads the stored hold; it and every change set `transactions.hold_reason`, for
-    decisions. A hold, and that it is lifted, is stored in one commit with its history entry, so a webhook that follows
-    the history gets a message about each. `on_lifted` is called when the scopes that a lifted hold has held were looked
-    at again; it must not block.
+    even while one is being lifted. `is_lifting` says whether a hold was lifted but `finish_lifting` has not yet checked
+    everything that it held. The constructor reads the stored hold; it and every change set `transactions.hold_reason`,
+    for decisions. Setting and lifting a hold are each stored in one commit with a history entry, so a webhook that
+    follows the history gets a message about each. `on_lifted` is called when the scopes that a lifted hold has held
+    were checked again; it must not block.
     """
 
     def __init__(self, transactions: ScopeTransactions, *, on_lifted: Callable[[], None]) -> None:
@@ -52,7 +52,7 @@ class RolloutHoldService:
         """Hold all rollouts, durably, and return the hold.
 
         Rollouts publish nothing, and none of their events starts without an approval, except behind a gate that is
-        released already; Freezes that faults made wait too. Events that have started go on, and so does everything
+        released already; Freezes that faults made also wait. Events that have started go on, and so does everything
         else. `who` is the caller's name. Raises Rejected for an empty reason, Refused if there is a hold already,
         Unavailable; then nothing has changed. The history gets an entry. Finishes lifting an earlier hold first.
         """

@@ -25,13 +25,13 @@ async def plan_rollout(
 ) -> RolloutPlan:
     """Return the plan of a rollout: waves, VMs, earliest and latest times.
 
-    `who` is the caller's name; `notice_s` is in seconds of lab time. 0 means the minimum, or none with `short_notice`,
-    without which it may not be below the minimum. `has_handler` says whether a VM polls for events. The earliest times
-    are those if each event is approved when it is published, the latest without approvals. Changes nothing, and
-    performs no health check. Waits for an earlier dry run. A hold on rollouts is left out of the times, and named in
-    the plan. Each of the two simulations ends after 10 seconds of real time, or when nothing more is due; later times
-    are then missing. Raises Rejected, NotFound and Refused as the start of the rollout would, DryRunTooLarge, and
-    Unavailable. With over 2,000 VMs nothing is simulated, so its waves have VMs but no times.
+    `who` is the caller's name; `notice_s` is in seconds of lab time; 0 means the minimum, or no notice with
+    `short_notice`. Only with `short_notice` may it be below the minimum. `has_handler` says whether a VM polls for
+    events. The earliest times assume that each event is approved when it is published, the latest that none is. Changes
+    nothing, and performs no health check. Waits for an earlier dry run. A hold on rollouts is left out of the times,
+    and named in the plan. Each of the two simulations ends after 10 seconds of real time, or when nothing more is due;
+    later times are then missing. Raises Rejected, NotFound and Refused as the start of the rollout would,
+    DryRunTooLarge, and Unavailable. With over 2,000 VMs nothing is simulated, so its waves have VMs but no times.
     """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None

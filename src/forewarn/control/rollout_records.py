@@ -20,8 +20,8 @@ from forewarn.core.scope import Scope
 def withdraw_decision(event_ids: list[str], rollout: Rollout) -> Callable[[Scope, DecisionContext], Scope]:
     """Return a decision that withdraws these events of a scope together; nothing is changed yet.
 
-    A decision takes a scope and its context, and returns the new scope. All are withdrawn at once, so none of them
-    starts because another one no longer blocks it; then it does what is due in the scope. Ids of events that are not
+    A decision takes a scope and its context, and returns the new scope. All events are withdrawn at once, so that none
+    starts because another no longer blocks it; then what is due in the scope is done. Ids of events that are not
     scheduled, or not of the scope, are skipped. If a health check paused the rollout, they are only postponed; what the
     check found stays with the rollout, because readers of a single scope see the reason.
     """
@@ -46,7 +46,7 @@ def failures_text(events: list[Event]) -> str:
 
 
 def wave_entry(request: MaintenanceRequest, text: str, now: float) -> HistoryEntry:
-    """Return a history entry that a wave has begun or ended, as `text` says; writes nothing.
+    """Return a history entry about a wave that has begun or ended, as `text` says; writes nothing.
 
     `request` is the rollout's request, `now` is lab time.
     """
@@ -55,9 +55,10 @@ def wave_entry(request: MaintenanceRequest, text: str, now: float) -> HistoryEnt
 
 
 def ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now: float) -> HistoryEntry:
-    """Return the history entry that a rollout has stopped itself or completed; writes nothing.
+    """Return the history entry about a rollout that has stopped itself or completed; writes nothing.
 
-    `failed` is what `failures_text` returned; `rollout` is that of `request`, in its new state; `now` is lab time.
+    `failed` is what `failures_text` returned; `rollout` is the rollout of `request`, in its new state; `now` is lab
+    time.
     """
     if rollout.progress is RolloutState.STOPPED:
         text = f"rollout {request.id} stopped: {rollout.why}; events that have not started are withdrawn"
@@ -71,7 +72,7 @@ def after_verdict(
 ) -> tuple[Rollout, HistoryEntry | None]:
     """Return the running rollout as the verdict of its health checks changes it, and a history entry.
 
-    It pauses, begins to wait, or goes on; the result is the rollout itself, and None, if nothing changes. A wait for
+    It pauses, begins to wait, or goes on; if nothing changes, the result is the same rollout and None. A wait for
     measurements that are still to come changes nothing, and neither does another reason for the same wait. `now` is lab
     time. Commits nothing.
     """

@@ -45,8 +45,8 @@ _STATES_BEFORE = {  # the states from which a user may change to each state
 class RolloutRequestService:
     """Accepts requests of users for rollouts. `RolloutService` carries them out.
 
-    A change is durable when its method returns. `new_id` returns a new GUID at each call, `find_host` returns the host
-    with a name, ignoring letter case, or raises NotFound, `verbs` says what the hypervisor can do, `prober` which
+    A change is durable when its method returns. `new_id` returns a new GUID at each call; `find_host` returns the host
+    with a name, ignoring letter case, or raises NotFound; `verbs` says what the hypervisor can do, and `prober` which
     health checks can be used. `who` is the caller's name. All changes raise Unavailable if the store cannot be written.
     """
 
@@ -77,13 +77,14 @@ class RolloutRequestService:
     ) -> MaintenanceRequest:
         """Commit a new rollout and its history entry, durably, and return its request.
 
-        The reconciler publishes its events, wave by wave. Letter case of host names is ignored. `notice_s` is in
-        seconds of lab time, 0 means the minimum, with `short_notice` no notice. Raises Rejected for one below the
-        minimum without `short_notice`, for negative numbers, if no maintenance window follows it, for health checks
-        that cannot be used, and unless the rollout has exactly one target; InvalidRollout, a Rejected, for wrong waves
-        and a tag or location without VMs; NotFound for an unknown host or scope; Refused if the hypervisor cannot do
-        it, or a VM must move and no host can take it; Unavailable; Conflict if the id of the `key` is used. A `key`
-        gives the request its id; whether a request with it exists, the caller has checked before (`RequestKeys`).
+        The reconciler publishes its events, wave by wave. The letter case of host names is ignored. `notice_s` is in
+        seconds of lab time; 0 means the minimum, or no notice with `short_notice`. Raises Rejected for a notice below
+        the minimum without `short_notice`, for negative numbers, if no maintenance window follows the notice, for
+        health checks that cannot be used, and unless the rollout has exactly one target; InvalidRollout, a Rejected,
+        for wrong waves and a tag or location without VMs; NotFound for an unknown host or scope; Refused if the
+        hypervisor cannot do it, or a VM must move and no host can take it; Conflict if the id of the `key` is used; or
+        Unavailable. A `key` gives the request its id; the caller has already checked whether a request with it exists
+        (`RequestKeys`).
         """
         request = self.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         request = with_request_key(request, key)
@@ -123,8 +124,8 @@ class RolloutRequestService:
         `progress` is the state to change to: PAUSED (it publishes nothing more; its events stay), RUNNING (measurements
         from before no longer count) or ABORTED (the reconciler also withdraws events that have not started).
         `request_id` is the full id, ignoring letter case. Raises KeyError for another `progress`, Refused if the
-        rollout is in that state already or has ended, NotFound if there is no such rollout, Conflict if it changes all
-        the time, Unavailable. Writes a history entry.
+        rollout is in that state already or has ended, NotFound if there is no such rollout, Conflict if it keeps
+        changing, or Unavailable. Writes a history entry.
         """
 
         async def attempt() -> MaintenanceRequest:
@@ -150,7 +151,7 @@ class RolloutRequestService:
     def find(self, request_id: str) -> MaintenanceRequest:
         """Return the rollout's request by its full id, ignoring letter case and blanks around it.
 
-        The rollout may be open or closed. NotFound if there is none, or the request is no rollout.
+        The rollout may be open or closed. Raises NotFound if there is none, or if the request is not a rollout.
         """
         request = self._store.request(request_id.strip().lower())
         if request is None or request.rollout is None:

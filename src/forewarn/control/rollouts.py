@@ -191,7 +191,7 @@ class RolloutService:
 
         A running one publishes the next events of its wave, or waits until the wave has settled, or stops after too
         many failures or without a maintenance window left, or completes; a paused one may still stop or complete; one
-        that a check has paused withdraws its scheduled events; one that has ended does so too, and is closed once no
+        that a check has paused withdraws its scheduled events; so does one that has ended, which is closed once no
         event is live. While `acts_are_due`, a rollout whose events ended waits for up to ten seconds of lab time, so
         that it is checked once for many events that end together. Before that it begins due visits of the standing
         order, unless rollouts are on hold, performs due health checks, finishes lifting a hold, and gives events the
@@ -409,8 +409,9 @@ class RolloutService:
     ) -> RolloutTally:
         """Return how many VMs of a rollout are done, failed and so on; for a closed one, as stored at its end.
 
-        `request` is the rollout's request. `snapshot` is what `snapshot_of` returned, to save a second read; None: it
-        reads one. VMs that a completed rollout would cover, but that came later, do not count. Raises Unavailable.
+        `request` is the rollout's request. `snapshot` is what `snapshot_of` returned, to save a second read; if it is
+        None, one is read. VMs that a completed rollout would cover, but that came later, do not count. Raises
+        Unavailable.
         """
         if rollout.tally is not None:
             return rollout.tally
@@ -430,10 +431,10 @@ class RolloutService:
         return RolloutSnapshot(vms=vms, events=events, shared=shared)
 
     def publication_waits(self, request_id: str, snapshot: RolloutSnapshot | None = None) -> tuple[str, ...]:
-        """Return for people which budgets and other rollouts a rollout waits for, one clause each; () if none.
+        """Return which budgets and rollouts a rollout waits for, one clause each for people; () if none.
 
-        `request_id` is that of its request. Other rollouts, which do the same work, are named only with `snapshot`
-        (what `snapshot_of` returned). A hold, health checks and windows may keep it waiting too, and are not named.
+        `request_id` is the id of its request. Other rollouts, which do the same work, are named only with `snapshot`
+        (what `snapshot_of` returned). A hold, health checks and windows may also keep it waiting, but are not named.
         Raises Unavailable.
         """
         shared = snapshot.shared if snapshot is not None else NO_SHARED_WORK

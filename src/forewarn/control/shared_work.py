@@ -14,7 +14,7 @@ _MAX_REQUESTS_READ = 10_000  # the newest ones, of which rollouts are looked for
 
 
 class SharedWorkIndex:
-    """Knows the rollouts, open or lately closed, whose work may serve another open rollout too.
+    """Knows the rollouts, open or lately closed, whose work may also serve another open rollout.
 
     A closed one is kept as long as it was closed after the oldest open rollout was requested. In memory; the
     constructor reads the newest 10,000 requests of the store; `on_request` must be called for every later one.
@@ -54,8 +54,8 @@ class SharedWorkIndex:
     ) -> SharedWork:
         """Return what other rollouts do, or have done, to the VMs of a rollout in its place.
 
-        `request` is the rollout's request, `vms` are those that it covers now, `own_events` all its events. The result
-        is empty (NO_SHARED_WORK) without such rollouts. Reads their events from the store. Raises Unavailable.
+        `request` is the rollout's request, `vms` are the VMs that it covers now, `own_events` all its events. The
+        result is empty (NO_SHARED_WORK) without such rollouts. Reads their events from the store. Raises Unavailable.
         """
         others = [other for other in self._rollouts.values() if may_share_work(request, other)]
         if not others:

@@ -39,8 +39,8 @@ class StandingOrderService:
     with its visits; it is set or removed in one commit with its history entry. A visit is stored with the id of its
     request before the request is made, so a crash in between neither forgets nor repeats it. `new_id` returns a new
     GUID at each call. A visit that cannot publish its events is given up, so that it does not keep other hosts waiting.
-    `order` is the present one, or None. `requests` starts and aborts the rollouts of visits, `budgets` says whether a
-    host can fit into them; both and `transactions` are those of the control plane.
+    `order` is the present order, or None. `requests` starts and aborts the rollouts of visits, `budgets` says whether a
+    host can fit into them; both, and `transactions`, belong to the control plane.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StandingOrderService:
         """Return how many hosts a valid order would visit, which is all of the fleet; changes nothing.
 
         Raises Rejected for an interval that is not an hour to 366 days, hosts at once that are not 1 to 1,000, a notice
-        below the minimum, or windows of which none follows the notice, Refused if the fleet has no host, the hypervisor
+        below the minimum, or windows of which none follows the notice; Refused if the fleet has no host, the hypervisor
         cannot do it, or VMs of the first host must move and cannot.
         """
         require_valid_order(order)
@@ -113,13 +113,13 @@ class StandingOrderService:
         return len(hosts)
 
     async def set_order(self, order: StandingOrder) -> StandingOrder:
-        """Store the standing order, in place of the one before, and return it; visits that are known stay.
+        """Store the standing order, in place of the one before, and return it; known visits are kept.
 
-        That includes those of an order that was removed; those with another impact do not count. The reconciler ends a
-        visit under way that has another impact, other windows or another notice: its events that have not started are
-        withdrawn, and the host is visited again. Raises Rejected and Refused as `check_order`, such as for over 1,000
-        hosts at once or a fleet without hosts, and Unavailable. The history gets an entry that names `order.who`; all
-        is durable on return.
+        Visits of an order that was removed are kept as well; visits with another impact do not count. The reconciler
+        ends a visit under way that has another impact, other windows or another notice: its events that have not
+        started are withdrawn, and the host is visited again. Raises Rejected and Refused as `check_order`, such as for
+        over 1,000 hosts at once or a fleet without hosts, and Unavailable. The history gets an entry that names
+        `order.who`; all is durable on return.
         """
         self.check_order(order)
         async with self._lock:

@@ -62,10 +62,10 @@ class WebhookService:
     async def add(self, spec: WebhookSpec, *, who: str) -> WebhookSubscription:
         """Add a webhook durably and return it with its secret; the dispatcher starts to deliver to it.
 
-        With `validate`, asks the receiver first, and raises Refused, without adding it, if it does not answer as it
-        must. The same URL may be added again. Raises Rejected for a bad URL, an address that the service may not call
-        (host names other than `localhost` are only checked when it sends), a bad resource, rollouts of a part of the
-        fleet, or a secret that is under 16 characters or not printable. Writes a history entry. Unavailable if it
+        With `validate`, calls the receiver first, and raises Refused, adding nothing, if it does not answer as it must.
+        The same URL may be added again. Raises Rejected for a bad URL, an address that the service may not call (host
+        names other than `localhost` are only checked when it sends), a bad resource, rollouts of a part of the fleet,
+        or a secret that is under 16 characters or not printable. Writes a history entry. Raises Unavailable if it
         cannot be stored.
         """
         webhook = WebhookSubscription(
@@ -93,7 +93,7 @@ class WebhookService:
         """Remove a webhook durably and return it; the dispatcher stops delivering to it.
 
         `webhook_id` is its id, or a start of it of four characters or more, ignoring letter case. Raises NotFound if
-        there is none, Refused if several ids start with it, Unavailable. Writes a history entry.
+        there is none, Refused if several ids start with it, or Unavailable. Writes a history entry.
         """
         webhook = self.find(webhook_id)
         entry = self._history_entry(who, f"{_webhook_title(webhook)} was removed")
@@ -103,8 +103,8 @@ class WebhookService:
     def find(self, webhook_id: str) -> WebhookSubscription:
         """Return the webhook with this id, or the only one whose id starts with it (at least four characters).
 
-        Letter case, and blanks around it, are ignored. Raises NotFound if there is none, Refused if several ids start
-        with it, Unavailable.
+        Letter case and blanks around it are ignored. Raises NotFound if there is none, Refused if several ids start
+        with it, or Unavailable.
         """
         prefix = webhook_id.strip().lower()
         known = {webhook.id: webhook for webhook in self._store.webhooks()}
