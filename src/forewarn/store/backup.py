@@ -43,9 +43,9 @@ def write_backup(source: Path, path: Path, original: sqlite3.Connection | None =
 def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
     """Restore the backup `source` as the store `target`; return where the old store was moved, or None.
 
-    A file at `target`, also a damaged one, is moved to `NAME.before-restore-N` beside it; None if there was none.
+    A file at `target`, even a damaged one, is moved to `NAME.before-restore-N` beside it; None if there was none.
     `source` stays as it is. No process may use either file meanwhile. Blocks; durable on return. Raises Rejected if
-    `source` is missing, damaged, of another program or of a newer forewarn, Unavailable for file errors, such as a
+    `source` is missing, damaged, of another program or of a newer forewarn, or Unavailable for file errors, such as a
     missing directory of `target`.
 
     Every scope gets a new epoch, so that an ETag from the lost history never matches again (spec §4.3). It is larger

@@ -76,9 +76,9 @@ def copy_digests(path: Path) -> dict[str, TableDigest]:
 def read_rows(path: Path) -> Iterator[tuple[str, Sequence[SqlValues]]]:
     """Return an iterator over the rows of the replicated tables of the SQLite store at `path`.
 
-    It gives pairs of a table's name and up to 5000 rows, whose columns are in the order of the schema; nothing for an
-    empty table. All rows are as of one moment; the file is open until the iterator ends. Raises sqlite3.Error, when it
-    is read, if the file is missing or cannot be read.
+    It yields pairs of a table's name and up to 5000 rows, whose columns are in the order of the schema, and nothing for
+    an empty table. All rows are as of one moment; the file is open until the iterator ends. Raises sqlite3.Error, when
+    it is read, if the file is missing or cannot be read.
     """
     with closing(sqlite_file.connect(path, mode="ro")) as db:
         db.execute("BEGIN")

@@ -68,7 +68,7 @@ def read_position(db: sqlite3.Connection) -> CopyPosition | None:
 def write_position(db: sqlite3.Connection, position: CopyPosition) -> None:
     """Write the term and number of the last group that a copy has; the caller commits.
 
-    Call it in the transaction that writes the rows of the group. It keeps the stored `record_id`, ignoring that of
+    Call it in the transaction that writes the rows of the group. It keeps the stored `record_id`, ignoring the one in
     `position`, and does nothing in a store that is not a copy.
     """
     db.execute("UPDATE record_position SET term = ?, number = ?", (position.term, position.number))
@@ -92,9 +92,9 @@ class CopyFollower:
     The constructor opens the copy at `path`, and builds it if it is missing, empty or damaged; `follow` brings it up to
     date, and `close` closes the file. Both the constructor and `follow` block, and raise RecordUnavailable if the
     record cannot be reached, Unavailable for file errors, Rejected if the file is of another program or a newer
-    forewarn, or its directory is missing, Refused if it is a store that is not a copy, the record is of a newer release
-    or, when the copy is opened, its site was moved away. The list `rebuilt` has the reason of each time that the copy
-    was built, oldest first. `name` says in messages whose copy it is.
+    forewarn, or its directory is missing, and Refused if it is a store that is not a copy, if the record is of a newer
+    release or, when the copy is opened, if its site was moved away. The list `rebuilt` has the reason for each time
+    that the copy was built, oldest first. `name` says in messages whose copy it is.
     """
 
     def __init__(self, path: Path, record: SharedRecord, name: str = "the copy") -> None:
@@ -144,7 +144,7 @@ class CopyFollower:
         """Follow once, and check that the copy ends at the last group of a lease; return its position.
 
         `lease` is the one that this node has just taken, so no group should follow. Raises RecordMismatch if the copy
-        is at another group or of another record then, because another node writes; RecordUnavailable, Unavailable,
+        is then at another group or of another record, because another node writes; RecordUnavailable, Unavailable,
         Rejected or Refused if the record cannot be followed. Blocks.
         """
         self.follow()
@@ -157,7 +157,7 @@ class CopyFollower:
         return position
 
     def close(self) -> None:
-        """Close the copy's file; the record stays open. Closing twice is harmless; `follow` opens it again."""
+        """Close the copy's file, not the record. Closing twice is harmless; `follow` opens the file again."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
@@ -244,12 +244,12 @@ def _reason_to_rebuild(path: Path) -> RebuildReason | None:
 
 
 def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
-    """Build a copy of the record in place of the file at `path`, durably; return the position that it has.
+    """Build a copy of the record in place of the file at `path`, durably; return the copy's position.
 
-    The copy is written to a file beside `path`, which then replaces any store there, also one that is not a copy; only
-    a damaged one is kept, as NAME.damaged, in place of an earlier one. No process may have the file open. Polls of an
-    earlier copy are lost. Blocks. Raises RecordUnavailable, Refused if the record is of a newer release, Rejected if
-    the file at `path` is of another program or a newer forewarn, OSError and sqlite3.Error; an error before the
+    The copy is written to a file beside `path`, which then replaces any store there, even one that is not a copy. Only
+    a damaged store is kept, as NAME.damaged, replacing an earlier such file. No process may have the file open. Polls
+    of an earlier copy are lost. Blocks. Raises RecordUnavailable, Refused if the record is of a newer release, Rejected
+    if the file at `path` is of another program or a newer forewarn, OSError and sqlite3.Error; an error before the
     replacement leaves everything as it was.
     """
     partial = path.with_name(path.name + ".building")

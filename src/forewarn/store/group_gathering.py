@@ -33,7 +33,7 @@ class GroupGathering:
         self._next_pause = 1
 
     def wait_s(self, queued: int, now: float) -> float:
-        """Return how many seconds a group of `queued` writes should wait for another write; 0.0: not at all.
+        """Return how many seconds a group of `queued` writes should wait for another write; 0.0 for none.
 
         It does not wait itself. The first call after `answered` also notes how many writes to expect: those of the last
         group, and `queued`.
@@ -49,8 +49,8 @@ class GroupGathering:
     def answered(self, size: int, began_at: float, now: float) -> None:
         """Note that a group of `size` writes was answered now; the next group waits for its callers.
 
-        `began_at` is when its commit began: the next group waits at most as long as that took, and 0.1 s. If this group
-        has waited in vain, some of the next groups do not wait.
+        `began_at` is when its commit began: the next group waits at most as long as that commit took, and at most 0.1
+        s. If this group has waited in vain, some of the next groups do not wait.
         """
         if self._pause:
             self._pause -= 1

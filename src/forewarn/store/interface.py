@@ -56,7 +56,7 @@ class StoreCounts(NamedTuple):
 class GatedEvents(NamedTuple):
     """The events that wait behind some gates, as `Store.events_behind_gates` returns them.
 
-    A gate lets the events of several scopes on one host start together, once all of them are published and ready.
+    A gate starts the events of several scopes on one host together, once all of them are published and ready.
     """
 
     scheduled: list[Event]  # published and not started, oldest first
@@ -119,12 +119,13 @@ class Store(Protocol):
     def failed_writes(self) -> int:
         """Return how many writes have failed with Unavailable since the store was opened; never raises.
 
-        Writes that end with a Conflict do not count, nor do writes after `close`, nor those of which it is only unknown
-        whether they were saved in time. A `MemoryStore` counts those that its `fail_next` made fail, with any error.
+        Writes that end with a Conflict do not count, nor do writes after `close`, nor writes of which it is merely
+        unknown whether they were saved in time. A `MemoryStore` counts the writes that its `fail_next` made fail, with
+        any error.
         """
 
     def vm(self, key: str) -> Vm | None:
-        """Return a VM by its key, also a removed one that is not pruned yet (`removed_at` is set), or None.
+        """Return a VM by its key, even if it was removed but not yet pruned (`removed_at` is set), or None.
 
         A key is `subscription/group/name` in lower case. Raises Unavailable.
         """
@@ -132,8 +133,9 @@ class Store(Protocol):
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
         """Return the VMs in this scope and on this host (None: any), in the order they were added.
 
-        Only present ones; with `removed`, removed ones too. A VM that was removed and added again, or moved to another
-        scope, counts as added then. `scope_id` is in lower case, `host` spelled as in `Vm.host`. Raises Unavailable.
+        Removed VMs are included only with `removed`. A VM that was removed and added again, or moved to another scope,
+        counts as added at that time. `scope_id` is in lower case, `host` is spelled as in `Vm.host`. Raises
+        Unavailable.
         """
 
     def vms_with_program(self) -> list[Vm]:
@@ -175,9 +177,9 @@ class Store(Protocol):
         """
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate by its id, released or not; None if there is none (any more). Raises Unavailable.
+        """Return a gate by its id, released or not; None if there is none or it was pruned.
 
-        A gate is what starts the events of several scopes on one host together.
+        A gate starts the events of several scopes on one host together. Raises Unavailable.
         """
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
@@ -271,11 +273,11 @@ class Store(Protocol):
         """
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
-        """Return the latest recorded poll of each VM that has one, also of removed VMs, sorted by VM key.
+        """Return the latest recorded poll of each VM that has one, including removed VMs, sorted by VM key.
 
-        `scope_id`: only VMs whose latest poll was in this scope. The poll of a removed VM is deleted when the VM is
-        pruned, or when it is added again: then it is another VM. Polls are not shared in a cluster: a `ReplicatedStore`
-        has those that its own node recorded. Raises Unavailable.
+        `scope_id` selects the VMs whose latest poll was in this scope. The poll of a removed VM is deleted when the VM
+        is pruned, or when it is added again, because it is then another VM. Polls are not shared in a cluster: a
+        `ReplicatedStore` has the polls that its own node recorded. Raises Unavailable.
         """
 
     def client(self, client_id: str) -> RegisteredClient | None:
@@ -318,30 +320,29 @@ class Store(Protocol):
     async def read_in_thread(self, read: Callable[[Store], T]) -> T:
         """Return what `read` returns, called with a store that it may only read, and only until it returns.
 
-        For reads of many rows: a store that reads slowly calls it in its thread for such reads, one at a time, so that
-        the event loop and asyncio's threads go on. `MemoryStore` calls it at once, on the calling thread. `read` must
-        not use what belongs to the loop's thread. Commits between two of its reads are possible. Raises Unavailable,
-        and what `read` raises.
+        This is for reads of many rows: a store that reads slowly calls `read` in a thread for such reads, one at a
+        time, so that the event loop and asyncio's threads go on. `MemoryStore` calls it at once, on the calling thread.
+        `read` must not use what belongs to the loop's thread. There may be commits between two of its reads. Raises
+        Unavailable, and what `read` raises.
         """
 
     async def commit(self, commit: Commit) -> int:
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
         That number is 0 in a store without history. Adds 1 to the version of each scope, host, gate and request that it
-        writes. Subscribers are called before it returns. Raises Conflict if one of them is no longer at the version in
-        the commit, or a host not as `Commit` demands; the same one twice, at one version, conflicts too. Raises
-        Unavailable, and Rejected if the record (PostgreSQL) of a cluster cannot store a value, such as a text with NUL.
-        Nothing was written then, unless Unavailable says that it may have been. A write whose caller is cancelled goes
-        on.
+        writes. Subscribers are called before it returns. Raises Conflict if one of these is no longer at the version in
+        the commit or occurs twice at one version, or if a host is not as `Commit` demands. Raises Unavailable, and
+        Rejected if the record (PostgreSQL) of a cluster cannot store a value, such as a text with NUL. After an error
+        nothing was written, unless Unavailable says that it may have been. A write whose caller is cancelled goes on.
         """
 
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
         """Write polls and deliveries durably, and move `last_request_at` of the polled scopes forward.
 
-        Keeps the latest poll of each VM, of equal times the one recorded last, and the first delivery of each event, VM
-        and status; others change nothing. `count` of a poll is stored as it is, not added. The versions of the scopes
-        stay the same, and no subscriber is called. An unknown VM or scope is no error. Raises Unavailable if they
-        cannot be written.
+        Keeps the latest poll of each VM (of polls with equal times, the one recorded last) and the first delivery of
+        each event, VM and status; others change nothing. `count` of a poll is stored as it is, not added. The versions
+        of the scopes stay the same, and no subscriber is called. An unknown VM or scope is not an error. Raises
+        Unavailable if they cannot be written.
         """
 
     async def save(self, name: str, value: bytes) -> None:
@@ -363,8 +364,8 @@ class Store(Protocol):
     async def back_up(self, path: Path) -> None:
         """Write a consistent copy to the new file `path` while the store is in use; durable on return.
 
-        Raises Refused if the file exists, and always for a `MemoryStore`; Unavailable if it cannot be written, such as
-        into a missing directory. Then there is no file `path`, unless there was one.
+        Raises Refused if the file exists, and always for a `MemoryStore`; Unavailable if it cannot be written, for
+        example because its directory is missing. After an error there is no file `path`, unless there was one before.
         """
 
     def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:

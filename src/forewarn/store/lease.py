@@ -41,12 +41,12 @@ class HeldLease:
     """A lease that this control node has taken, and the two daemon threads that renew and watch it.
 
     Only the node with the lease may write to the record (PostgreSQL). Make one after `SharedRecord.take_lease` returned
-    `lease`; call `start` once, and `release` or `stop` at the end. `record` stays the caller's: the threads have
+    `lease`; call `start` once, and `release` or `stop` at the end. The caller keeps `record`: the threads have
     connections of their own. `sent_at` is the monotonic time before `take_lease` was called. The lease is renewed each
     second; without a renewal for LEASE_S (3 s) it is suspended. `on_change` is called with each new state, on one of
-    the threads or that of the caller, and must not block. `has_progress` says whether the event loop has run lately:
-    while it has not, nothing is renewed. Each minute the first thread also prunes the record's log, which keeps an
-    hour. All methods but `start` are for any thread.
+    the threads or the caller's, and must not block. `has_progress` says whether the event loop has run lately: while it
+    has not, the lease is not renewed. Each minute the first thread also prunes the record's log, which keeps an hour.
+    All methods but `start` may be called from any thread.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class HeldLease:
     def check(self) -> None:
         """Raise RecordUnavailable while the lease is suspended, Deposed if it was lost or released.
 
-        Does nothing while the lease is held. It asks no server.
+        Does nothing while the lease is held. It does not contact the server.
         """
         state = self.state
         if state is LeaseState.SUSPENDED:
@@ -136,8 +136,8 @@ class HeldLease:
     def renewed(self, sent_at: float) -> None:
         """Count a call that has renewed the lease, such as a commit: the lease lasts LEASE_S from `sent_at`.
 
-        It only counts and sends nothing. `sent_at` is the monotonic time before the call was sent; an earlier one than
-        the last does not shorten the lease. A suspended lease becomes held again; then `on_change` is called.
+        It only counts and sends nothing. `sent_at` is the monotonic time before the call was sent; a time before the
+        last one does not shorten the lease. A suspended lease becomes held again, and `on_change` is called.
         """
         with self._lock:
             self._sent_at = max(self._sent_at, sent_at)
@@ -148,17 +148,17 @@ class HeldLease:
     def deposed(self, reason: str) -> None:
         """Mark the lease as lost, because a commit has found that another node has it.
 
-        The state is DEPOSED from then on, `on_change` is called, and `explanation` shows `reason`. Does nothing if it
-        was deposed, released or stopped before. Changes nothing in the record.
+        The state is DEPOSED from then on, `on_change` is called, and `explanation` shows `reason`. Does nothing if the
+        lease was deposed, released or stopped before. Changes nothing in the record.
         """
         self._end(LeaseState.DEPOSED, reason)
 
     def release(self) -> None:
         """Stop the threads and give the lease up, so that another node can take it at once.
 
-        Blocks, perhaps for seconds; do not call it from `on_change`. The state is RELEASED then, unless it was deposed:
-        then, and after `stop`, it gives nothing up. If the record cannot be reached, the lease expires by itself; no
-        error is raised.
+        Blocks, perhaps for seconds; do not call it from `on_change`. The state is then RELEASED. If the lease was
+        deposed, the state stays DEPOSED; then, and after `stop`, nothing is given up. If the record cannot be reached,
+        the lease expires by itself; no error is raised.
         """
         was_held = self._ended is None
         self.stop()
@@ -175,7 +175,7 @@ class HeldLease:
         """Stop the threads, and leave the lease in the record until it expires. Stopping twice is harmless.
 
         Blocks until both have ended, so do not call it from `on_change`; a call of theirs that is under way is aborted.
-        The state is RELEASED then, unless it was deposed.
+        The state is then RELEASED, unless the lease was deposed.
         """
         self._end(LeaseState.RELEASED, "it was released")
         self._is_stopping.set()

@@ -29,7 +29,7 @@ class LostCommits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """What has happened and what to do, in one sentence for people. It is the same for the same loss."""
+        """What has happened and what to do, in one sentence for people. The same loss has the same text."""
         is_shorter = self.found < self.known
         place = f"the record ended at group {self.found}" if is_shorter else "the record has a different one"
         return (
@@ -42,7 +42,7 @@ def tells_of_lost_commits(text: str) -> bool:
     """Return whether a control node's `NodeRow.status` reports lost commits, as `LostCommits.text` does.
 
     Only the beginning of `text` is compared. A node reports lost commits only if it has no other problem, so it can
-    take over all the same.
+    still take over.
     """
     return text.startswith(_BEGINNING)
 
@@ -62,7 +62,7 @@ def write_lost_commits(copy: Path, lost: LostCommits) -> None:
     draft.replace(copy.with_name(copy.name + _SUFFIX))
     directory = os.open(copy.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(directory)  # the name too: the caller deletes the copy that shows the loss next
+        os.fsync(directory)  # the name, too: next, the caller deletes the copy that shows the loss
     finally:
         os.close(directory)
 
@@ -70,8 +70,8 @@ def write_lost_commits(copy: Path, lost: LostCommits) -> None:
 def read_lost_commits(copy: Path, record_id: str) -> LostCommits | None:
     """Return the loss that is remembered beside a copy of the record `record_id`; None if there is none.
 
-    `copy` is the path of the copy's SQLite file. Deletes a loss of another record id, because the record was renewed
-    since. A file that cannot be read counts as none; never raises OSError.
+    `copy` is the path of the copy's SQLite file. Deletes a loss of another record id, because the record has been
+    renewed since. A file that cannot be read counts as none; never raises OSError.
     """
     path = copy.with_name(copy.name + _SUFFIX)
     try:

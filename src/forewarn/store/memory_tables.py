@@ -81,7 +81,7 @@ class MemoryTables:
     def require_current(self, commit: Commit) -> None:
         """Raise Conflict unless the commit was decided on the stored versions; changes nothing.
 
-        Checks the version of each scope, host, gate and request in it (0: must not exist), also of hosts that it
+        Checks the version of each scope, host, gate and request in it (0: must not exist), including hosts that it
         removes or only brings VMs to (`destinations`), and the `arrivals` of hosts that it changes or removes. If a row
         is in the commit twice, the second must be one version later.
         """
@@ -158,7 +158,7 @@ class MemoryTables:
         """Keep the latest poll of each VM and the first delivery of each event, VM and status; drop others.
 
         Of polls with equal times the one recorded last is kept. Also moves `last_request_at` of the polled scopes
-        forward; no version changes, and unknown VMs and scopes are no error.
+        forward; no version changes, and unknown VMs and scopes are not errors.
         """
         for poll in polls:
             old = self.last_polls.get(poll.vm)

@@ -24,7 +24,7 @@ def migrate_to_newest(db: sqlite3.Connection) -> None:
     """Apply all missing migrations in one transaction, and write the revision into the file's header.
 
     Creates the tables of an empty database. `db` must be opened with isolation_level=None; it stays open. Does not
-    check whose database it is: call `sqlite_file.read_revision` before. Raises sqlalchemy.exc.DBAPIError, or
+    check whose database it is: call `sqlite_file.read_revision` first. Raises sqlalchemy.exc.DBAPIError, or
     alembic.util.CommandError for an unknown revision; then nothing has changed.
     """
     engine = create_engine("sqlite://", creator=lambda: db, poolclass=StaticPool)

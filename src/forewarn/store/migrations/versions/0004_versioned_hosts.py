@@ -10,7 +10,7 @@ down_revision = "0003"
 def upgrade() -> None:
     """Create the table of hosts again, with version and arrivals; existing hosts stay, at version 1.
 
-    The key becomes the name in lower case, so it fails if two names differ only in letter case.
+    The key becomes the name in lower case, so the migration fails if two names differ only in letter case.
     """
     rows = op.get_bind().execute(text("SELECT name, body FROM hosts")).all()
     op.drop_table("hosts")
