@@ -91,7 +91,7 @@ class _ArrayDumper(Dumper):
 
 
 def register_arrays(db: psycopg.Connection[Any]) -> None:
-    """Let a psycopg connection send the parameters that `array_parameters` returns; asks no server."""
+    """Enable a psycopg connection to send the parameters of `array_parameters`; contacts no server."""
     for kind in (_IntegerArray, _FloatArray, _BytesArray, _TextArray):
         dumper = type(f"{kind.__name__}Dumper", (_ArrayDumper,), {"oid": kind.oid})
         db.adapters.register_dumper(kind, dumper)
@@ -101,8 +101,8 @@ def register_arrays(db: psycopg.Connection[Any]) -> None:
 def upsert_all_sql(table: str, width: int) -> bytes:
     """Return SQL for PostgreSQL that inserts many rows, and replaces those with the same primary keys.
 
-    Its parameters are those of `array_parameters`. It writes the first `width` columns of `table`: rows of an earlier
-    release have fewer than the table. No two rows may have the same key. KeyError if the table is not replicated.
+    `array_parameters` makes its parameters. It writes the first `width` columns of `table`: rows of an earlier release
+    have fewer than the table. No two rows may have the same key. Raises KeyError if the table is not replicated.
     """
     names = ", ".join(map(quote, REPLICATED_TABLES[table].columns[:width]))
     arrays = ", ".join(["%b"] * width)

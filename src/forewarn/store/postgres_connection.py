@@ -100,10 +100,10 @@ def parse_url(url: str) -> dict[str, Any]:
 
 
 def describe_url(url: str) -> str:
-    """Return how messages call the database of a PostgreSQL URL: hosts, ports and name; no password.
+    """Return what messages call the database of a PostgreSQL URL: hosts, ports and name; no password.
 
-    Such as "PostgreSQL at db1, port 5432, database 'forewarn'". Asks no server. Raises psycopg.ProgrammingError if the
-    URL cannot be parsed; `parse_url` says that in plain words.
+    An example is "PostgreSQL at db1, port 5432, database 'forewarn'". Contacts no server. Raises
+    psycopg.ProgrammingError if the URL cannot be parsed; `parse_url` says that in plain words.
     """
     given = conninfo.conninfo_to_dict(url)
     hosts = str(given.get("host") or given.get("hostaddr") or "the local socket")
@@ -116,8 +116,8 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     """A psycopg connection whose calls end at `deadline` (monotonic), or soon after `is_aborted` is set.
 
     `postgres_connection.connect` makes it. Its user sets `deadline` before each call (by default there is none);
-    another thread may set `is_aborted`. A call that is ended raises CallAborted, whether the server is silent or sends
-    an answer without end. Close the connection then. The statement is never cancelled on the server, not even on
+    another thread may set `is_aborted`. A call that is ended this way raises CallAborted, whether the server is silent
+    or sends an endless answer; then close the connection. The statement is never cancelled on the server, not even on
     Ctrl-C. `is_pooled` says whether a connection pooler is between this process and the server.
     """
 
@@ -138,7 +138,7 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         """Send the statements that the `with` block queues in a pipeline at its end, in few packets.
 
         Otherwise the driver sends each statement at once, and each time the system wakes the server. Wait for no answer
-        within the block. Has no effect on a local socket, or where the system cannot do that (only Linux can).
+        within the block. Has no effect on a local socket, or on systems other than Linux, which cannot do that.
         """
         if not _CORK:
             yield
@@ -191,9 +191,9 @@ def connect(url: str, *, on_notice: Callable[[errors.Diagnostic], None] | None =
     """Return a new connection to PostgreSQL in autocommit mode, after checks of the server.
 
     Blocks for up to `connect_timeout` (3 seconds unless the URL has another) for each host, and then for up to
-    CALL_LIMIT_S until the server has answered the checks; `deadline` is not set then. `on_notice` is called with every
-    notice of the server. Raises Rejected if a later try will not help either (URL, password, database, settings of the
-    server, a version before 13), otherwise RecordUnavailable, also for a server that is read-only, such as a standby.
+    CALL_LIMIT_S until the server has answered the checks; afterwards `deadline` is not set. `on_notice` is called with
+    every notice of the server. Raises Rejected if trying again will not help (URL, password, database, settings of the
+    server, a version before 13), otherwise RecordUnavailable, for example if the server is read-only, as a standby is.
     The caller closes the connection.
     """
     parameters = parse_url(url)
@@ -267,9 +267,9 @@ def failure_text(error: psycopg.Error) -> str:
 def failure_reason(url: str, error: psycopg.Error) -> str:
     """Return why a call to the database at `url` has failed, on one line for people; raises nothing.
 
-    After CallAborted it asks the server, on a new connection, whether it waits for its standby, and says so with what
-    to do; this blocks as `connect` does, and for up to CALL_LIMIT_S more. Otherwise it returns what PostgreSQL or its
-    driver says in `error`.
+    After CallAborted it asks the server, on a new connection, whether it waits for its standby; if so, the text says
+    that and what to do. This blocks as `connect` does, and for up to CALL_LIMIT_S more. Otherwise it returns what
+    PostgreSQL or its driver says in `error`.
     """
     if isinstance(error, CallAborted):
         try:

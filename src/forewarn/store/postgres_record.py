@@ -108,7 +108,7 @@ def open_record(url: str) -> PostgresRecord:
     """Connect to the record in PostgreSQL at this URL and check its schema; blocks. The caller closes it.
 
     Raises Rejected or Refused, with one sentence, if the URL, the password, the database, its settings or its schema
-    (another revision than this forewarn's) are not right, RecordUnavailable if the server cannot be used now.
+    (not this forewarn's revision) are not right, or RecordUnavailable if the server cannot be used now.
     """
     record = PostgresRecord(url)
     try:
@@ -122,10 +122,10 @@ def open_record(url: str) -> PostgresRecord:
 class PostgresRecord(SharedRecord):
     """A connection to the record: the tables in PostgreSQL that all control nodes share.
 
-    For one thread at a time. It connects with the first call, and again after a lost connection; `open_record` also
-    checks its schema. Once connected, a call, and each part of `commit` and of a snapshot, blocks for up to 10 s, also
-    while an answer arrives. Calls raise RecordUnavailable, or Rejected as `postgres_connection.connect`. The
-    constructor raises Rejected for a bad URL.
+    It is for one thread at a time. It connects with the first call, and again after a lost connection; `open_record`
+    also checks its schema. Once connected, a call, and each part of `commit` and of a snapshot, blocks for up to 10 s,
+    including the time in which an answer arrives. Calls raise RecordUnavailable, or Rejected as
+    `postgres_connection.connect` does. The constructor raises Rejected for a bad URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -150,9 +150,9 @@ class PostgresRecord(SharedRecord):
         return self._connected().is_pooled
 
     def check_revision(self) -> str:
-        """Return the revision of the schema; Refused if it is missing, or is not the one of this forewarn.
+        """Return the revision of the schema; raise Refused if it is missing or not this forewarn's.
 
-        Changes nothing. Raises RecordUnavailable if the server cannot be asked.
+        Changes nothing. Raises RecordUnavailable if the server cannot be reached.
         """
         try:
             found = "/".join(str(number) for (number,) in self._call(lambda db: db.execute(_READ_REVISION).fetchall()))
@@ -182,9 +182,9 @@ class PostgresRecord(SharedRecord):
     def take_lease(self, holder: str, url: str) -> LeaseRow | None:
         """Take the lease under a new term and return it; None if it has not expired, even if `holder` has it.
 
-        The server's clock decides. It lasts LEASE_S (3) seconds without `renew_lease` or `commit`. Ends the session of
-        a holder that was stopped while it wrote. After RecordUnavailable the lease may have been taken all the same. It
-        is stored with `holder`, the name of this node, and `url`, where other nodes reach it.
+        The server's clock decides. The lease lasts LEASE_S (3) seconds without `renew_lease` or `commit`. It is stored
+        with `holder`, the name of this node, and `url`, where other nodes reach it. Ends the session of a holder that
+        was stopped while it wrote. After RecordUnavailable the lease may still have been taken.
         """
         self._call(lambda db: db.execute(END_STALLED_HOLDER))
         rows = self._write(_TAKE_LEASE, (holder, url))
@@ -206,12 +206,12 @@ class PostgresRecord(SharedRecord):
         self._write_count(_RELEASE_LEASE, (term,))
 
     def commit(self, group: RecordGroup) -> None:
-        """Write a group, all of it or nothing, and renew the lease, also an expired one; durable on return.
+        """Write a group, all of it or nothing, and renew the lease, even if expired; durable on return.
 
         Raises Deposed under a later term, RecordMismatch if `group.number` does not follow or a row contradicts
-        another, RowsRejected for a value that cannot be stored, RecordUnavailable: nothing was written. NotReplicated:
-        it was written, but perhaps not to the standby. OutcomeUnknown: ask `was_committed` before anything else is
-        written.
+        another, RowsRejected for a value that cannot be stored, or RecordUnavailable; then nothing was written.
+        NotReplicated means that it was written, but perhaps not to the standby; after OutcomeUnknown, ask
+        `was_committed` before anything else is written.
         """
         db = self._connected()
         self._is_committing = self._wait_was_cancelled = False
@@ -232,8 +232,8 @@ class PostgresRecord(SharedRecord):
     def was_committed(self, term: int, number: int) -> bool:
         """Return whether the group with this number was committed under this term; False if another one was.
 
-        Waits up to 5 s for a transaction whose connection was lost, and then for the standby, so that the standby has
-        everything that was committed before, too. Raises LogPruned if the log no longer has this number, and
+        Waits up to 5 s for a transaction whose connection was lost, and then for the standby, so that the standby also
+        has everything that was committed before. Raises LogPruned if the log no longer has this number, and
         RecordUnavailable.
         """
 
@@ -254,7 +254,7 @@ class PostgresRecord(SharedRecord):
         """Return up to `limit` groups of writes from the log after this number, in order; [] if it is last.
 
         They are at most a megabyte, or one group that is larger. Raises LogPruned if the log does not continue after
-        this number (pruned, rewritten, or the record is not that far), and RecordUnavailable.
+        this number (pruned, rewritten or not that far), and RecordUnavailable.
         """
 
         def read(db: LimitedConnection) -> tuple[LeaseRow, RowList]:

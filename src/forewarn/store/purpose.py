@@ -31,12 +31,12 @@ class StorePurpose(StrEnum):
 
 
 def read_purpose(path: Path) -> StorePurpose | None:
-    """Return what the store in this file is for; None if not decided yet, or if unreadable.
+    """Return what the store in this file is for; None if that is not decided yet or unreadable.
 
-    A store says it itself, once `mark_purpose` has saved it. One of an old release does not: it is LAB if it has a
-    saved lab clock, else PRODUCTION if it has scopes or hosts, else not decided. A missing file is not decided either.
-    Changes nothing. No process may write to the file meanwhile. Raises ValueError for a purpose that this release does
-    not know.
+    A store has its purpose saved in it once `mark_purpose` was called. A store of an old release has not: it is LAB if
+    it has a saved lab clock, else PRODUCTION if it has scopes or hosts, else not decided. For a missing file the result
+    is None. Changes nothing. No process may write to the file meanwhile. Raises ValueError for a purpose that this
+    release does not know.
     """
     if sqlite_file.is_new_file(path):
         return None

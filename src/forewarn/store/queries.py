@@ -204,8 +204,8 @@ def scope_ids_by(enabled: bool | None) -> str:
 def vms_by(by: EqualColumns, removed: bool) -> str:
     """Return SQL for the VMs (`body`) whose columns `by` equal parameters of these names.
 
-    `by` may have `scope_id` and `host`; (): any VM. KeyError for a column that the table lacks. The rows come in the
-    order they were added; only present VMs or, with `removed`, removed ones too.
+    `by` may have `scope_id` and `host`; () selects any VM. The rows come in the order they were added; removed VMs are
+    included only with `removed`. Raises KeyError for a column that the table lacks.
     """
     query = select(vms.c.body).where(*_equal_conditions(vms, by))
     return _select_ordered(query if removed else query.where(vms.c.removed_at.is_(None)), vms.c.position, False)
@@ -215,9 +215,9 @@ def vms_by(by: EqualColumns, removed: bool) -> str:
 def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) -> str:
     """Return SQL for the events (`body`) in these states whose columns `by` equal parameters so named.
 
-    `by` may have `scope_id`, `request_id` and `gate_id`; (): any event. KeyError for a column that the table lacks. The
-    rows come oldest first; with `newest` they come newest first, and the SQL also takes a parameter `limit`. Without
-    states it finds none.
+    `by` may have `scope_id`, `request_id` and `gate_id`; () selects any event. Raises KeyError for a column that the
+    table lacks. The rows come oldest first; with `newest` they come newest first, and the SQL also takes a parameter
+    `limit`. Without states it finds none.
     """
     query = select(events.c.body).where(*_equal_conditions(events, by))
     if set(statuses) != set(EventState):  # without a condition SQLite reads the table from its end
@@ -240,8 +240,8 @@ def requests_by(open_only: bool, newest: bool) -> str:
 def planned_by(by: EqualColumns) -> str:
     """Return SQL for the planned events (`body`) whose columns `by` equal parameters of these names.
 
-    `by` has columns such as `request_id`; (): all planned events. KeyError for a column that the table lacks. The rows
-    come oldest first.
+    `by` has columns such as `request_id`; () selects all planned events. Raises KeyError for a column that the table
+    lacks. The rows come oldest first.
     """
     return _select_ordered(select(planned.c.body).where(*_equal_conditions(planned, by)), planned.c.position, False)
 
@@ -265,8 +265,9 @@ def history_by(by: EqualColumns, backwards: bool) -> str:
 def deliveries_by(by: EqualColumns) -> str:
     """Return SQL for the deliveries whose columns `by` equal parameters of these names.
 
-    `by` may have `event_id` and `vm` (a VM's key); (): all deliveries. KeyError for another name. The columns of a row
-    are event id, scope id, VM key, status, api-version, incarnation and time. Sorted by time, event, VM, status.
+    `by` may have `event_id` and `vm` (a VM's key); () selects all deliveries. Raises KeyError for another name. The
+    columns of a row are event id, scope id, VM key, status, api-version, incarnation and time. The rows are sorted by
+    time, event, VM and status.
     """
     status, version, scope = (delivery_labels.alias(f"{name}_label") for name in ("status", "version", "scope"))
     found = (
@@ -298,8 +299,8 @@ def deliveries_by(by: EqualColumns) -> str:
 def polls_by(by: EqualColumns) -> str:
     """Return SQL for the latest polls (`body`) whose columns `by` equal parameters of these names.
 
-    `by` has columns such as `scope_id`; (): all polls. KeyError for a column that the table lacks. There is one row for
-    each VM that has polled; sorted by VM key.
+    `by` has columns such as `scope_id`; () selects all polls. Raises KeyError for a column that the table lacks. There
+    is one row for each VM that has polled, sorted by VM key.
     """
     return _select_ordered(select(polls.c.body).where(*_equal_conditions(polls, by)), polls.c.vm, False)
 
@@ -308,8 +309,8 @@ def polls_by(by: EqualColumns) -> str:
 def grants_by(by: EqualColumns) -> str:
     """Return SQL for the grants (`body`) whose columns `by` equal parameters of these names.
 
-    `by` has columns such as `to`, the id of a principal; (): all grants. KeyError for a column that the table lacks.
-    The rows come in the order they were added.
+    `by` has columns such as `to`, the id of a principal; () selects all grants. Raises KeyError for a column that the
+    table lacks. The rows come in the order they were added.
     """
     return _select_ordered(select(grants.c.body).where(*_equal_conditions(grants, by)), grants.c.position, False)
 

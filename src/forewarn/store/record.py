@@ -23,22 +23,23 @@ SqlValues = tuple[Any, ...]  # each is str, bytes, int, float or None
 class RecordUnavailable(Unavailable):
     """The record (the tables in PostgreSQL that control nodes share) cannot be reached or used now.
 
-    `SharedRecord.commit` had no effect then; other writes, such as `take_lease`, may have had theirs.
+    `SharedRecord.commit` then had no effect; other writes, such as `take_lease`, may have taken effect.
     """
 
 
 class OutcomeUnknown(Unavailable):
-    """The answer to a COMMIT was lost: it may have taken effect. `SharedRecord.was_committed` finds out.
+    """The answer to a COMMIT, which may have taken effect, was lost.
 
-    `SharedRecord.commit` raises it; `RecordReplication` finds out and does not pass it on.
+    `SharedRecord.commit` raises it, and `SharedRecord.was_committed` finds out what happened; `RecordReplication` does
+    that and does not pass the error on.
     """
 
 
 class MustStop(Unavailable):
     """This process may no longer act for the fleet and must end, because it may differ from the record.
 
-    What it has in memory, or its copy, may not be what the record (PostgreSQL) has. A write raises it, and so does
-    every later one.
+    Its memory or its copy may differ from what the record (PostgreSQL) has. A write raises this error, and so does
+    every later write.
     """
 
 
@@ -73,7 +74,7 @@ class LogPruned(ForewarnError):
 class RowsRejected(Rejected):
     """The record cannot store a value of a group of writes, such as a text with NUL; it wrote nothing.
 
-    `SharedRecord.commit` raises it; the write that has the value fails, and others are tried without it.
+    `SharedRecord.commit` raises it; the write with the value fails, and the others are tried without it.
     """
 
 
@@ -95,7 +96,7 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowChange(msgspec.Struct, frozen=True, array_like=True):
-    """One row of a replicated table as it is after a group of writes, or that it was deleted."""
+    """One row of a replicated table as it is after a group of writes, or its deletion."""
 
     table: str  # the name of the table
     key: SqlValues  # the values of its primary key
@@ -118,7 +119,7 @@ class RecordGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All rows of the record as of one group, to build a copy from; `SharedRecord.snapshot` gives it.
+    """All rows of the record as of one group, to build a copy from; `SharedRecord.snapshot` returns it.
 
     Read `tables` once, and within the `with` block of the snapshot.
     """
@@ -148,8 +149,8 @@ class SharedRecord(Protocol):
 
     One node is active: it holds the lease, and only it writes. Each group of its writes is one transaction, and one row
     of the record's log, which other nodes read to keep their copies. An instance is for one thread at a time; `connect`
-    gives further ones. Every call blocks: call it from a thread. A call may wait for as long as the server's standby is
-    missing, and then `waits_for_standby` of another connection says so. A lost connection is replaced by the next call.
+    returns further ones. Every call blocks: call it from a thread. A call may wait for as long as the server's standby
+    is missing; `waits_for_standby` of another connection says so. A lost connection is replaced by the next call.
     Unless stated otherwise, calls raise RecordUnavailable if the server cannot be reached, and may be repeated.
     """
 
@@ -163,8 +164,8 @@ class SharedRecord(Protocol):
         """Take the lease under a new term and return it; None if it has not expired, even if `holder` has it.
 
         The server's clock decides. The holder renews it at least every LEASE_S (3) seconds, with `renew_lease` or
-        `commit`. After RecordUnavailable it may have been taken: `read_lease` shows it, or it expires. `holder` is the
-        name of this node, `url` where other nodes reach it; both are stored with the lease.
+        `commit`. After RecordUnavailable the lease may have been taken: `read_lease` shows it, or it expires. `holder`
+        is the name of this node, `url` where other nodes reach it; both are stored with the lease.
         """
 
     def renew_lease(self, term: int) -> bool:
@@ -177,17 +178,16 @@ class SharedRecord(Protocol):
     def release_lease(self, term: int) -> None:
         """Let the lease expire at once, so that another node can take it; does nothing under a later term.
 
-        `term` is the one that `take_lease` returned. Raises RecordUnavailable; then it may have been released all the
-        same.
+        `term` is the one that `take_lease` returned. Raises RecordUnavailable; the lease may still have been released.
         """
 
     def commit(self, group: RecordGroup) -> None:
         """Write a group, all of it or nothing, and renew the lease; durable on return.
 
-        An expired lease that nobody has taken is no obstacle. Raises Deposed under a later term, RecordMismatch if
-        `group.number` does not follow or a row contradicts another, RowsRejected for a value that cannot be stored,
-        RecordUnavailable: nothing was written. NotReplicated: it was written, but perhaps not to the standby.
-        OutcomeUnknown: the caller must ask `was_committed` before it writes anything else.
+        An expired lease that no node has taken is renewed as well. Raises Deposed under a later term, RecordMismatch if
+        `group.number` does not follow or a row contradicts another, RowsRejected for a value that cannot be stored, or
+        RecordUnavailable; then nothing was written. NotReplicated means that it was written, but perhaps not to the
+        standby; after OutcomeUnknown the caller must ask `was_committed` before it writes anything else.
         """
 
     def was_committed(self, term: int, number: int) -> bool:
@@ -200,9 +200,9 @@ class SharedRecord(Protocol):
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
         """Return up to `limit` groups of writes from the log after this number, in order; [] if it is last.
 
-        There is at least one if the record has more, but perhaps fewer than `limit`, so that large groups arrive within
-        the time limit of a call. Raises LogPruned if the log does not continue after this number (pruned, rewritten, or
-        the record is not that far), and RecordUnavailable.
+        There is at least one group if the record has more, but perhaps fewer than `limit`, so that large groups arrive
+        within the time limit of a call. Raises LogPruned if the log does not continue after this number (it was pruned
+        or rewritten, or has not got that far), and RecordUnavailable.
         """
 
     def log_term(self, number: int) -> int | None:
@@ -225,7 +225,7 @@ class SharedRecord(Protocol):
         """
 
     def waits_for_standby(self) -> bool:
-        """Return whether a COMMIT of any node waits now for the answer of the server's synchronous standby.
+        """Return whether a COMMIT of any node now waits for the server's synchronous standby.
 
         Raises RecordUnavailable.
         """

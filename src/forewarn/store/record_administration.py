@@ -55,11 +55,12 @@ _PUT_SAVED = "INSERT INTO saved (name, value) VALUES (%s, %s) ON CONFLICT (name)
 def migrate_record(url: str) -> str | None:
     """Create the tables of a record in PostgreSQL, or migrate them; return the schema revision before.
 
-    That is None if there were no tables. The tables are at the newest revision afterwards; if they were before, only
-    their storage settings are set again. Blocks; durable on return. Control nodes of the release before may be active:
-    a migration only adds. Raises Refused for a database of a newer release, with unsuitable settings or without its
-    standby, Rejected for a wrong URL, password or database: then nothing has changed. RecordUnavailable if the server
-    cannot be reached or has not confirmed it: try again. `url` is that of the PostgreSQL database.
+    The revision is None if there were no tables. Afterwards the tables are at the newest revision; if they already
+    were, only their storage settings are set again. Blocks; durable on return. Control nodes of the release before may
+    be active: a migration only adds. Raises Refused for a database of a newer release, with unsuitable settings or
+    without its standby, Rejected for a wrong URL, password or database; then nothing has changed. Raises
+    RecordUnavailable if the server cannot be reached or has not confirmed it; then try again. `url` is the URL of the
+    PostgreSQL database.
     """
     from forewarn.store import migrations  # here, because Alembic is slow to load and seldom needed
 
@@ -93,10 +94,11 @@ def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, Tab
 
     Epochs, incarnations, tags and history stay the same; only polls are left behind. No service may use the store,
     which is migrated, and marked as moved, so that it is not opened again. If the record has the same rows already, as
-    after a crash, only the mark is written. `url` is that of the record's PostgreSQL database, `now` real time (POSIX
-    seconds). Holds the lease of the record meanwhile. Blocks. Raises Refused for a store that is missing, of a lab or
-    was moved before, and if the record is not empty, in use or cannot store a value; Rejected for a damaged store or a
-    wrong URL: then the record is as it was. After Unavailable, try again, which finds out what the record has.
+    after a crash, only the mark is written. `url` is the URL of the record's PostgreSQL database, `now` is real time
+    (POSIX seconds). Holds the lease of the record meanwhile. Blocks. Raises Refused if the store is missing, of a lab
+    or was moved before, and if the record is not empty, is in use or cannot store a value; Rejected for a damaged store
+    or a wrong URL; then the record is as it was. After Unavailable, try again: the next attempt finds out what the
+    record has.
     """
     if not source.exists():
         raise Refused(f"there is no store {str(source)!r}: give the data directory of a service that was in use")
@@ -119,11 +121,11 @@ def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, Tab
 def copy_record_to_store(url: str, target: Path) -> dict[str, TableDigest]:
     """Move everything in a record to the new SQLite store `target`; return the store's digests, by table.
 
-    `url` is that of the record's PostgreSQL database. The polls of control nodes are not in a record, so the store has
-    none. The record keeps its rows and is marked as moved, so that no control node starts on it. Holds the lease of the
-    record meanwhile. Blocks. Raises Refused if `target` is a file that is not empty or the record is in use, Rejected
-    for a wrong URL, Unavailable; then there is no file `target`. If the server has not confirmed the mark, the rows
-    stay in the file `target` + ".moving", and the next attempt finds out and goes on.
+    `url` is the URL of the record's PostgreSQL database. The polls of control nodes are not in a record, so the store
+    has none. The record keeps its rows and is marked as moved, so that no control node starts on it. Holds the lease of
+    the record meanwhile. Blocks. Raises Refused if `target` is a file that is not empty or the record is in use,
+    Rejected for a wrong URL, or Unavailable; then there is no file `target`. If the server has not confirmed the mark,
+    the rows stay in the file `target` + ".moving", and the next attempt finds out and goes on.
     """
     if not sqlite_file.is_new_file(target):
         raise Refused(f"there is a store {str(target)!r} already, and it is not overwritten: give another path")
@@ -170,10 +172,10 @@ def renew_epochs(url: str, *, now: float) -> int:
     """Give every scope of a record a new epoch, after a backup was restored there; return that epoch.
 
     It is larger than all epochs there and than `now` (real time in POSIX seconds): an ETag from the lost history never
-    matches again (spec §4.3). The term of the lease becomes at least `now` too, so that hosts that know later terms
+    matches again (spec §4.3). The term of the lease also becomes at least `now`, so that hosts that know later terms
     obey the restored cluster. Every copy is built again. Raises Refused if the record is in use, Rejected for a wrong
-    URL, RecordUnavailable; after that it may have been renewed, and another call is harmless. `url` is that of the
-    record's PostgreSQL database. Holds the lease meanwhile. Blocks; durable on return.
+    URL, or RecordUnavailable, after which the epochs may have been renewed; another call is harmless. `url` is the URL
+    of the record's PostgreSQL database. Holds the lease meanwhile. Blocks; durable on return.
     """
     with _exclusive(url, "store renew") as (record, lease):
         with record.snapshot() as snapshot:

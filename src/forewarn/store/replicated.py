@@ -38,7 +38,7 @@ _RETRY_S = 0.2  # between attempts to find out an unknown outcome
 
 
 class LeaseGuard(Protocol):
-    """What a replicated store needs to know of the lease of its node; `HeldLease` implements it.
+    """What a replicated store needs to know about its node's lease; `HeldLease` implements it.
 
     `check` raises while nothing may be written; the store calls `renewed` and `deposed` with what a commit has shown.
     """
@@ -66,10 +66,10 @@ class RecordReplication(GroupReplication):
     """Commits the changed rows of each group of writes to the record, before the copy is committed.
 
     The writer thread of a `ReplicatedStore` calls it. `db` is the connection of that thread to the copy, which is at
-    the group of `position`; `record` is a connection of its own. `clock` gives the lab time. `on_stop` is called, once,
-    on the writer's thread, if this process must end (MustStop); from then on every write raises that error. A group
-    without changed rows of replicated tables is committed to the copy alone. `lease` is the one that this node took:
-    its term guards every commit. `guard` says whether writes are allowed now.
+    the group of `position`; `record` is a connection of its own. `clock` returns the lab time. `on_stop` is called,
+    once, on the writer's thread, if this process must end (MustStop); from then on every write raises that error. A
+    group without changed rows of replicated tables is committed to the copy alone. `lease` is the one that this node
+    took: its term guards every commit. `guard` says whether writes are allowed now.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RecordReplication(GroupReplication):
     def begin(self) -> None:
         """Forget the changes of the group before; called when the copy's transaction has begun.
 
-        Raises the MustStop again if this process must end.
+        Raises the same MustStop again if this process must end.
         """
         if self._stopped is not None:
             raise type(self._stopped)(str(self._stopped))
@@ -138,7 +138,7 @@ class RecordReplication(GroupReplication):
         self._guard.renewed(sent_at)
 
     def copied(self) -> None:
-        """Note that the copy has the last group, too; called after the COMMIT of the copy."""
+        """Note that the copy now also has the last group; called after the COMMIT of the copy."""
         self._is_copy_behind = False
 
     def failed(self, error: Exception) -> Exception:
@@ -194,9 +194,9 @@ class RecordReplication(GroupReplication):
 class ReplicatedStore(SqliteStore):
     """The `Store` of the active control node, shared with others through a record. `open_copy` opens it.
 
-    It reads from this node's copy, a SQLite file, as `SqliteStore`. A write is committed to the record (PostgreSQL)
-    first, and then to the copy. Polls are written to this copy alone, and `last_request_at` of a scope reaches the
-    record once an hour. A value that PostgreSQL cannot store, such as a text with NUL, is Rejected.
+    It reads from this node's copy, a SQLite file, as `SqliteStore` does. A write is committed to the record
+    (PostgreSQL) first, and then to the copy. Polls are written to this copy alone, and `last_request_at` of a scope
+    reaches the record once an hour. A value that PostgreSQL cannot store, such as a text with NUL, is Rejected.
     """
 
     _replication: RecordReplication
@@ -262,9 +262,9 @@ class ReplicatedStore(SqliteStore):
             self._record.close()
 
     def abandon(self) -> None:
-        """Let `close` not wait for a record that does not answer; for any thread. Returns at once.
+        """Keep `close` from waiting for a record that does not answer. Returns at once; for any thread.
 
         It ends the call to the record that is under way, whose writes then fail. If it is unknown whether the record
-        has them, they raise MustStop, which `on_stop` gets. Only for a store that is about to be closed.
+        has them, they raise MustStop, which `on_stop` gets. Call it only for a store that is about to be closed.
         """
         self._replication.close()

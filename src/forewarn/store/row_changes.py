@@ -80,8 +80,8 @@ def quote(name: str) -> str:
 def upsert_sql(table: str, width: int, placeholder: str) -> str:
     """Return SQL that inserts a row, or replaces the columns of the row with the same primary key.
 
-    It writes the first `width` columns of `table`: rows of an earlier release have fewer. For SQLite and PostgreSQL:
-    `placeholder` is the driver's, "?" or "%s". KeyError if the table is not replicated.
+    It writes the first `width` columns of `table`: rows of an earlier release have fewer. It works in SQLite and
+    PostgreSQL; `placeholder` is the driver's, "?" or "%s". Raises KeyError if the table is not replicated.
     """
     names = ", ".join(map(quote, REPLICATED_TABLES[table].columns[:width]))
     values = ", ".join([placeholder] * width)
@@ -91,8 +91,8 @@ def upsert_sql(table: str, width: int, placeholder: str) -> str:
 def conflict_action(table: str, width: int) -> str:
     """Return the ON CONFLICT clause of an insert that replaces the columns of a row with the same key.
 
-    It replaces those of the first `width` columns that are not in the key, or does nothing if there are none. For
-    SQLite and PostgreSQL. KeyError if the table is not replicated.
+    It replaces those of the first `width` columns that are not in the key, or does nothing if there are none. It works
+    in SQLite and PostgreSQL. Raises KeyError if the table is not replicated.
     """
     known = REPLICATED_TABLES[table]
     others = [quote(name) for name in known.columns[:width] if name not in known.key]
@@ -104,7 +104,7 @@ def conflict_action(table: str, width: int) -> str:
 def delete_sql(table: str, placeholder: str) -> str:
     """Return SQL that deletes the row whose primary key equals the parameters, in the key's order.
 
-    `placeholder` is the driver's: "?" or "%s". KeyError if the table is not replicated.
+    `placeholder` is the driver's: "?" or "%s". Raises KeyError if the table is not replicated.
     """
     key = REPLICATED_TABLES[table].key
     return f"DELETE FROM {quote(table)} WHERE {' AND '.join(f'{quote(name)} = {placeholder}' for name in key)}"

@@ -115,7 +115,7 @@ def json_list(names: Sequence[str]) -> str:
 def scope_row(scope: Scope) -> SqlRow:
     """Return the row of a scope as column → value, without id and version, which `writes` adds.
 
-    Its VMs and events are not in it: they have rows of their own.
+    The scope's VMs and events have rows of their own.
     """
     return {
         "epoch": scope.epoch,
@@ -144,7 +144,7 @@ def request_row(request: MaintenanceRequest) -> SqlRow:
 
 
 def vm_row(vm: Vm) -> SqlRow:
-    """Return the row of a VM as column → value, without its position, which the database gives.
+    """Return the row of a VM as column → value, without its position, which the database assigns.
 
     `body` is the whole VM as JSON; the other columns (`key`, `scope_id`, `host`, `removed_at`) are for queries.
     """
@@ -168,7 +168,7 @@ def host_row(host: Host) -> SqlRow:
 
 
 def event_row(event: Event) -> SqlRow:
-    """Return the row of an event as column → value, without its position, which the database gives.
+    """Return the row of an event as column → value, without its position, which the database assigns.
 
     `body` is the whole event as JSON; the other columns are for queries.
     """
@@ -185,7 +185,7 @@ def event_row(event: Event) -> SqlRow:
 
 
 def planned_row(planned: PlannedEvent) -> SqlRow:
-    """Return the row of a planned event as column → value, without its position, which the database gives.
+    """Return the row of a planned event as column → value, without position, which the database assigns.
 
     `body` is the whole planned event as JSON; the other columns are for queries.
     """
@@ -199,7 +199,7 @@ def planned_row(planned: PlannedEvent) -> SqlRow:
 
 
 def entry_row(entry: HistoryEntry) -> SqlRow:
-    """Return the row of a history entry as column → value, without `seq`, which the database gives.
+    """Return the row of a history entry as column → value, without `seq`, which the database assigns.
 
     `body` is the whole entry as JSON; the other columns are for queries.
     """
@@ -215,7 +215,7 @@ def entry_row(entry: HistoryEntry) -> SqlRow:
 
 
 def measurement_row(measurement: Measurement) -> SqlRow:
-    """Return the row of a measurement as column → value, without its position, which the database gives.
+    """Return the row of a measurement as column → value, without its position, which the database assigns.
 
     The columns are `request_id` and `body`, the whole measurement as JSON.
     """
@@ -261,7 +261,7 @@ def client_row(client: RegisteredClient) -> SqlRow:
 
 
 def grant_row(grant: Grant) -> SqlRow:
-    """Return the row of a grant as column → value, without its position, which the database gives.
+    """Return the row of a grant as column → value, without its position, which the database assigns.
 
     The columns are `id`, `to` (the principal's id) and `body`, the whole grant as JSON.
     """
@@ -269,7 +269,7 @@ def grant_row(grant: Grant) -> SqlRow:
 
 
 def webhook_row(webhook: WebhookSubscription) -> SqlRow:
-    """Return the row of a webhook as column → value, without its position, which the database gives.
+    """Return the row of a webhook as column → value, without its position, which the database assigns.
 
     The columns are `id`, `cursor` and `body`, the whole subscription as JSON.
     """

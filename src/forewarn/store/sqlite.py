@@ -204,9 +204,9 @@ class SqliteStore(Store):
         return [row_codec.read_event(body) for (body,) in (reversed(rows) if newest else rows)]
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate by its id, released or not; None if there is none (any more). Raises Unavailable.
+        """Return a gate by its id, released or not; None if there is none or it was pruned.
 
-        A gate starts the events of several scopes on one host together.
+        A gate starts the events of several scopes on one host together. Raises Unavailable.
         """
         row = self._row(queries.GATE, row_id=gate_id)
         return row_codec.read_gate(*row) if row else None

@@ -123,7 +123,7 @@ def _refuse_cluster_store(path: Path, *, as_copy: bool) -> None:
 def is_new_file(path: Path) -> bool:
     """Return whether a file is missing, empty or an SQLite database without tables; changes nothing.
 
-    No process may write to it meanwhile. A file that is no database, or cannot be read, is not new: `read_revision`
+    No process may write to it meanwhile. A file that is not a database, or cannot be read, is not new: `read_revision`
     says what it is.
     """
     try:

@@ -38,7 +38,7 @@ def version_conflict(thing: str, row_id: str, decided_on: int, stored: int) -> C
 
 
 def host_conflict(host: Host, stored: int) -> Conflict:
-    """Return (not raise) the Conflict for a host that has changed, or to which VMs have come since.
+    """Return, without raising it, the Conflict for a host that has changed or to which VMs have come.
 
     `host` is as it was decided on; `stored` is its version in the store, 0 if it does not exist. If the versions are
     equal, the message says that VMs have come there.
