@@ -39,8 +39,8 @@ def require_known_version(version: str, path: str) -> None:
     """Raise ArmError 400 unless Azure published this api-version for the provider of a request's path.
 
     The provider is the last one in the path; a path without Compute or Maintenance has the versions of
-    Microsoft.Resources. The letter case of the version is ignored; an empty one is an error too. Call it only if the
-    service has `strict_api_versions` on; otherwise every version is accepted.
+    Microsoft.Resources. The letter case of the version is ignored; an empty version is also an error. Call it only if
+    the service has `strict_api_versions` on; otherwise every version is accepted.
     """
     provider = path.casefold().rpartition("/providers/")[2].partition("/")[0]
     known = _VERSIONS_BY_PROVIDER.get(provider, _RESOURCES_VERSIONS)

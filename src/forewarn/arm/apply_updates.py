@@ -220,10 +220,10 @@ async def list_apply_updates(context: RequestContext, call: ArmCall) -> ArmRespo
 async def cancel_run(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Cancel a run of a maintenance configuration: one opening of its window, named by its start.
 
-    The name is the start in UTC, such as 20261205010000. A run that has begun can be canceled too. Events that have not
-    started wait for the next window. The response is 200 with the run, whose status is then Cancelled. Stored before
-    the answer, with a history entry; canceling again changes nothing. Raises NotFound for an unknown configuration or
-    run, Rejected without `status` `Cancel`, and Refused if the run is over.
+    The name is the start in UTC, such as 20261205010000. A run that has begun can also be canceled. Events that have
+    not started wait for the next window. The response is 200 with the run, whose status is then Cancelled. The change
+    is stored before the answer, with a history entry; canceling again changes nothing. Raises NotFound for an unknown
+    configuration or run, Rejected without `status` `Cancel`, and Refused if the run is over.
     """
     if not parse_arm_body(call, ApplyUpdateBody).is_cancel:
         raise Rejected("a run of a maintenance configuration can only be canceled: send properties.status Cancel")
@@ -287,7 +287,7 @@ _OPERATIONS = (
 async def list_provider_operations(context: RequestContext, call: ArmCall) -> ArmResponse:
     """List the operations of Microsoft.Maintenance that this service has, by their names on Azure.
 
-    The body is `{"value": [...]}`, the same for every caller; each has name, display and isDataAction.
+    The body is `{"value": [...]}`, the same for every caller; each operation has name, display and isDataAction.
     """
     names = [(resource, verb) for resource, verbs in _OPERATIONS for verb in verbs]
     return ArmResponse(body={"value": [_operation_json(resource, verb) for resource, verb in names]})

@@ -56,7 +56,7 @@ def _scopes_of_scale_set(context: RequestContext, call: ArmCall) -> ScopePredica
 
 
 def _scope_of_availability_set(context: RequestContext, call: ArmCall) -> ScopePredicate:
-    """A set exists only through its present VMs: one that is empty is not found, even while it has events."""
+    """A set exists only through its present VMs: an empty set is not found, even while it has events."""
     names = call.path_params
     own = f"set:{names['subscription']}/{names['group']}/{names['set']}".casefold()
     scope = context.store.scope(own)
@@ -109,7 +109,7 @@ def _list_handler(find: ScopeFinder) -> ArmHandler:
 
 
 def _event_resource(context: RequestContext, event: Event) -> JsonObject:
-    """A live event as a resource below that of its scope: id, name, type, location and properties.
+    """A live event as a resource below its scope's resource: id, name, type, location and properties.
 
     The scope must have a present VM.
     """

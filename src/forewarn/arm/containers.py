@@ -30,7 +30,7 @@ def paged_response(
     """Return one page of a list as `{"value": [...]}`, with a `nextLink` to the next page if there is one.
 
     `names` are the keys or ids of all items, sorted in natural order; `render` makes the JSON of an item from its name,
-    and is called only for those of the page. The page begins after the item in the call's `$skiptoken`, or with the
+    and is called only for the items of the page. The page begins after the item in the call's `$skiptoken`, or with the
     first item, and has at most `page_size` items. Raises Rejected for an invalid token.
     """
     start = bisect_right(names, _page_start_key(call), key=natural_sort_key)
@@ -73,8 +73,8 @@ def require_container(context: RequestContext, call: ArmCall) -> None:
 def stored_vm(context: RequestContext, key: str) -> Vm:
     """Return the stored VM with this key, which came from the directory (the index of VMs).
 
-    Raises AssertionError if it is not stored. Whether the VM was removed, and whether the caller may read it, is not
-    checked.
+    Raises AssertionError if it is not stored. Does not check whether the VM was removed or whether the caller may read
+    it.
     """
     vm = context.store.vm(key)
     assert vm is not None
@@ -119,9 +119,9 @@ async def list_locations(context: RequestContext, call: ArmCall) -> ArmResponse:
 async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
     """List the resource groups of the path's subscription that contain anything the caller may read.
 
-    They are in natural order, in pages of 100: `{"value": [...]}`, with a `nextLink` if there is another page. Without
-    any: raises ArmError 404 if the subscription has no VM and the caller may read it, else the list is empty. Raises
-    Rejected for an invalid `$skiptoken`.
+    They are in natural order, in pages of 100: `{"value": [...]}`, with a `nextLink` if there is another page. The list
+    may be empty. Raises ArmError 404 if the subscription has no VM and the caller may read it, and Rejected for an
+    invalid `$skiptoken`.
     """
     prefix = f"{call.resource}/".casefold()
     groups = [group for group in context.directory.groups() if group.casefold().startswith(prefix)]

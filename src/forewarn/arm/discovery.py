@@ -66,7 +66,7 @@ async def show_tenant_configuration(dependencies: Dependencies, call: ArmCall) -
 
 
 async def show_signing_keys(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """Show the public keys that verify the tokens which this service issues, as a JSON Web Key Set.
+    """Show the public keys that verify this service's tokens, as a JSON Web Key Set.
 
     Needs no authentication. Raises Refused if this service has no sign-in.
     """

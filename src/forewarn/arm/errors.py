@@ -44,7 +44,7 @@ class ArmError(Rejected):
 
 
 def arm_error_response(error: Exception) -> ArmResponse:
-    """Return the ARM error response of an error: an ArmError's own status and code, or those of its class.
+    """Return the ARM response to an error, with an ArmError's own status and code, or its class's.
 
     NotFound is a 404, Refused and Conflict a 409, any other Rejected a 400, 401, 403 or 413, Unavailable a 503 or 429;
     an unexpected error is logged and becomes a 500. A 429 or 503 has Retry-After, a 401 WWW-Authenticate. The message

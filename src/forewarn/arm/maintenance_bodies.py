@@ -93,8 +93,8 @@ class TagSettingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class FilterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The member `filter` of an assignment to a resource group or subscription: which VMs it is for.
 
-    A VM must match every member that is given. Each may have at most 100 values, else `read_assignment` rejects it;
-    unknown members are rejected too.
+    A VM must match every member that is given. `read_assignment` rejects a member with more than 100 values; unknown
+    members are also rejected.
     """
 
     resource_types: tuple[str, ...] | None = None  # of VMs or scale sets; None or (): any, as in the other members
@@ -124,7 +124,7 @@ def read_configuration(resource: str, body: ConfigurationBody) -> MaintenanceCon
 
     Who created and changed it, and when, is left for the caller to set. Raises Rejected with a sentence for a bad name,
     a missing location, scope or window, a window beyond Azure's limits (Host: 2 to 24 hours, at least every 35 days),
-    tags that are not possible, or a visibility other than Custom. A start in the past is not checked.
+    tags that are not possible, or a visibility other than Custom. A start in the past is accepted.
     """
     require_resource_name(resource)
     properties = body.properties or ConfigurationPropertiesBody()
@@ -225,10 +225,10 @@ def configuration_json(configuration: MaintenanceConfiguration) -> JsonObject:
 def read_assignment(resource: str, target: str, body: AssignmentBody, *, is_filtered: bool) -> ConfigurationAssignment:
     """Return the assignment of a configuration to a target that a body describes; stores nothing.
 
-    `resource` is the id of the assignment, `target` that of what it is assigned to. `is_filtered` says whether the
-    target is a resource group or subscription, which may have a filter. Who created and changed it is left for the
-    caller to set. Raises Rejected with a sentence for a bad name, a missing or bad configuration id, a `resourceId` of
-    another resource, or a bad filter. Whether the configuration exists is not checked.
+    `resource` is the id of the assignment, `target` the id of the resource that it is assigned to. `is_filtered` says
+    whether the target is a resource group or subscription, which may have a filter. Who created and changed it is left
+    for the caller to set. Raises Rejected with a sentence for a bad name, a missing or bad configuration id, a
+    `resourceId` of another resource, or a bad filter. Does not check whether the configuration exists.
     """
     require_resource_name(resource)
     properties = body.properties or AssignmentPropertiesBody()
@@ -283,7 +283,8 @@ def _read_filter(body: FilterBody) -> AssignmentFilter:
 def assignment_json(assignment: ConfigurationAssignment) -> JsonObject:
     """Return the Azure resource of an assignment of a maintenance configuration, as a GET shows it.
 
-    Its keys are id, name, type, location, properties and systemData; `properties.filter` is left out if it has none.
+    Its keys are id, name, type, location, properties and systemData; `properties.filter` is left out if there is no
+    filter.
     """
     properties: JsonObject = {
         "maintenanceConfigurationId": assignment.configuration_id,

@@ -70,9 +70,9 @@ async def put_configuration(context: RequestContext, call: ArmCall) -> ArmRespon
 
 
 async def patch_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Change those members of the path's maintenance configuration that the body has; others stay.
+    """Change the members of the path's maintenance configuration that the body has; others stay.
 
-    A member that is null is removed. The answer is 200 with the whole configuration, which is stored before. Raises
+    A member that is null is removed. The answer is 200 with the whole configuration, which is stored first. Raises
     NotFound if there is no such configuration, and Rejected if the body is not JSON, if the result would not be
     possible, or for a new start before the current date in its time zone.
     """
@@ -117,7 +117,7 @@ async def show_configuration(context: RequestContext, call: ArmCall) -> ArmRespo
 async def delete_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Delete the maintenance configuration of the path and all its assignments; 204 if there is none.
 
-    Otherwise the answer is 200 with the configuration as it was; the deletion is stored before, with a history entry.
+    Otherwise the answer is 200 with the configuration as it was; the deletion is stored first, with a history entry.
     Raises Rejected if the body has members.
     """
     parse_arm_body(call, ArmEmptyBody)
@@ -217,8 +217,8 @@ async def show_assignment(context: RequestContext, call: ArmCall) -> ArmResponse
 async def delete_assignment(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Delete the path's assignment of a maintenance configuration; 204 if there is none.
 
-    The resource that it is assigned to need not exist any more. Otherwise the answer is 200 with the assignment as it
-    was; the deletion is stored before, with a history entry. Raises Rejected if the body has members.
+    Otherwise the answer is 200 with the assignment as it was; the deletion is stored first, with a history entry. The
+    resource that it is assigned to need not exist any more. Raises Rejected if the body has members.
     """
     parse_arm_body(call, ArmEmptyBody)
     removed = await context.control.maintenance_configurations.unassign(call.resource, who=context.caller_name)
@@ -241,7 +241,7 @@ def _list_assignments_handler(require_target: TargetCheck) -> ArmHandler:
 async def list_assignments_in_subscription(context: RequestContext, call: ArmCall) -> ArmResponse:
     """List all assignments of configurations in the path's subscription that the caller may read.
 
-    Those to its groups, VMs and sets are among them. They are in natural order of their ids, in pages of 100:
+    Assignments to its groups, VMs and sets are included. They are in natural order of their ids, in pages of 100:
     `{"value": [...]}`, with a `nextLink` if there is another page. Raises Rejected for an invalid `$skiptoken`.
     """
     found = {a.id: a for a in context.store.assignments() if _is_shown(context, call, a.id)}

@@ -212,14 +212,14 @@ def _with_query(url: str, call: ArmCall, **params: str) -> str:
 
 
 async def show_operation(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the status document of an operation (a request as clients follow it); 200 also if it failed.
+    """Show the status document of an operation (a request as clients follow it); 200 even if it failed.
 
     The path parameter `operation` is the id of the request, whose letter case does not matter. The document has name,
-    status (InProgress, Succeeded, Failed or Canceled), startTime and properties, also endTime once it is over, and
-    error if it failed or was canceled. With `monitor=true` in the query, as in the URL of `Location`: 202 until it is
-    over, then an empty 200, or a 409 with its error. Raises NotFound for an operation that is unknown, that the caller
-    may not see, of another subscription or no longer kept, and for a rollout, a replay or a host that degrades or
-    fails, which are not operations.
+    status (InProgress, Succeeded, Failed or Canceled), startTime and properties, endTime once it is over, and error if
+    it failed or was canceled. With `monitor=true` in the query, as in the URL of `Location`, the answer is 202 until it
+    is over, then an empty 200, or a 409 with its error. Raises NotFound for an operation that is unknown, hidden from
+    the caller, of another subscription or no longer kept, and for a rollout, a replay or a host that degrades or fails,
+    which are not operations.
     """
     status = _load_status(context, call)
     is_running = status.state is RequestState.IN_PROGRESS

@@ -34,7 +34,7 @@ _PROVISIONED_STATUS = {
 
 
 def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """Return the Azure resource of a VM that is no instance of a uniform scale set.
+    """Return the Azure resource of a VM that is not an instance of a uniform scale set.
 
     Its keys are id, name, type, location, zones (if it is in one), tags and properties; a VM of a flexible set names
     the set in `properties.virtualMachineScaleSet`. `view` is its instance view, added as `properties.instanceView`;
@@ -82,7 +82,7 @@ def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 
 
 def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
-    """Return the Azure resource of a scale set, made from `vms`, all its instances, at least one.
+    """Return the Azure resource of a scale set, made from `vms`: all its instances, at least one.
 
     Its keys are id, name, type, location, zones (if they are in some), tags, properties and sku. Where the instances
     differ, it shows the settings of the first, all their zones, and the tags that all have with the same value;
@@ -112,11 +112,11 @@ def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
 
 
 def availability_set_json(vms: Sequence[Vm], visible: Sequence[Vm]) -> JsonObject:
-    """Return the Azure resource of an availability set, made from `vms`, all its VMs, at least one.
+    """Return the Azure resource of an availability set, made from `vms`: all its VMs, at least one.
 
     Its keys are id, name, type, location, sku, tags and properties. `properties.virtualMachines` has the ids of
-    `visible`, the VMs that the caller may read. Policy and location are those of the first VM, the counts of domains
-    follow from the highest numbers, and tags are those that all have with the same value.
+    `visible`, the VMs that the caller may read. Policy and location come from the first VM, the counts of domains
+    follow from the highest numbers, and the tags are the ones that all VMs have with the same value.
     """
     first = vms[0]
     policy = _scheduled_events_policy(first)
@@ -215,8 +215,8 @@ def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
     """Return the instance view of a VM or scale set instance: domains, placement group and power state.
 
     Its keys are platformUpdateDomain, platformFaultDomain, placementGroupId (if it has one) and statuses. `events` are
-    the live events of its scope: if planned platform maintenance of this VM is scheduled among them, the view has it
-    as `maintenanceRedeployStatus`, which says from when it starts and whether the owner may start it now.
+    the live events of its scope: if planned platform maintenance of this VM is scheduled among them, the view has it as
+    `maintenanceRedeployStatus`, which says from when on it starts and whether the owner may start it now.
     """
     placement = {"placementGroupId": vm.placement_group} if vm.placement_group else {}
     maintenance = _maintenance_status(

@@ -30,7 +30,7 @@ RepeatedResponse = Callable[[RequestContext, ArmCall, MaintenanceRequest], ArmRe
 def accepted_response(context: RequestContext, call: ArmCall, request: MaintenanceRequest) -> ArmResponse:
     """Return the 202 response to a repeated call, with the operation of the first call's request.
 
-    Its headers have the URLs of the operation, in the location of a VM of the request if one is still stored; its body
+    Its headers have the URLs of the operation, in the location of a VM of the request if one is still stored. Its body
     is empty.
     """
     return ArmResponse(status=202, headers=operation_headers(call, _any_vm(context, request), request))
@@ -46,7 +46,7 @@ def once(handler: ArmHandler, show_repeated: RepeatedResponse = accepted_respons
 
     A call is repeated if the same caller sent the same x-ms-client-request-id, method, path, query and body within the
     last hour of real time; without that header it is always new. The handler must give its request the call's
-    `request_key`: a call is recognized by the stored request, so one that stored none, as after an error, runs the
+    `request_key`: a call is recognized by the stored request, so a call that stored none, as after an error, runs the
     handler again. `show_repeated` is called after waiting for the reconciler.
     """
 

@@ -124,7 +124,7 @@ async def show_vm(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Show the VM that the path names: 200 with its Azure resource.
 
     The resource has its instance view only if the query has `$expand=instanceView` or `statusOnly=true`. Raises
-    NotFound, also for an instance of a uniform scale set and a VM of a cloud service.
+    NotFound, even for an instance of a uniform scale set and a VM of a cloud service.
     """
     return ArmResponse(body=_VmRenderer(context, call).vm(find_vm(context, call)))
 
@@ -132,7 +132,7 @@ async def show_vm(context: RequestContext, call: ArmCall) -> ArmResponse:
 async def show_vm_view(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Show the instance view of the VM that the path names: power state, domains, pending maintenance.
 
-    Raises NotFound, also for an instance of a uniform scale set and a VM of a cloud service.
+    Raises NotFound, even for an instance of a uniform scale set and a VM of a cloud service.
     """
     return ArmResponse(body=_VmRenderer(context, call).instance_view(find_vm(context, call)))
 
@@ -166,7 +166,7 @@ async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse
     """List the scale sets of the path's subscription or group that the caller may read, in pages of ten.
 
     They are in natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. A set is shown
-    as a whole, also with instances that the caller may not read. Raises ArmError 404 if the subscription or group has
+    as a whole, including instances that the caller may not read. Raises ArmError 404 if the subscription or group has
     no VM and the caller may read it (other callers get an empty list), and Rejected for an invalid `$skiptoken`.
     """
     require_container(context, call)
@@ -177,7 +177,8 @@ async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse
 async def show_scale_set(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Show the scale set that the path names: 200 with its Azure resource.
 
-    It is made from all its instances, also those that the caller may not read. Raises NotFound if it has no instance.
+    It is made from all its instances, including those that the caller may not read. Raises NotFound if it has no
+    instance.
     """
     return ArmResponse(body=scale_set_json(_scale_set_vms(context, call)))
 
@@ -198,7 +199,7 @@ async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
     They are in natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Instance views
     are shown only with `$expand=instanceView` or `statusOnly=true`. The VMs of a flexible set are listed with their own
     ids. Raises NotFound if the set does not exist and the caller may read it; otherwise the list may be empty. Raises
-    Rejected for an invalid `$skiptoken`, and ArmError 400 if instance views of a flexible set are asked for.
+    Rejected for an invalid `$skiptoken`, and ArmError 400 for a call for instance views of a flexible set.
     """
     renderer = _VmRenderer(context, call)
     if renderer.with_view:
@@ -229,8 +230,8 @@ async def show_instance_view(context: RequestContext, call: ArmCall) -> ArmRespo
 def all_vms_in(context: RequestContext, resource: str) -> list[Vm]:
     """Return all present VMs of the set with this resource id, ignoring letter case, in natural order.
 
-    Empty for an unknown set. VMs that the caller may not read are among them: a set that the caller may read is shown
-    as a whole.
+    The list is empty for an unknown set. It includes VMs that the caller may not read: a set that the caller may read
+    is shown as a whole.
     """
     return [stored_vm(context, vm.key) for vm in context.directory.unfiltered.vms_within(resource)]
 
@@ -281,7 +282,7 @@ _SCALE_SET_ROUTES: tuple[ArmRoute, ...] = (
 async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
     """List the availability sets of the path's subscription or group that the caller may read.
 
-    Each lists those of its VMs that the caller may read. The sets are in natural order, in pages of ten: `{"value":
+    Each set lists only the VMs that the caller may read. The sets are in natural order, in pages of ten: `{"value":
     [...]}`, with a `nextLink` if there is another page. Raises ArmError 404 if the subscription or group has no VM and
     the caller may read it (other callers get an empty list), and Rejected for an invalid `$skiptoken`.
     """
@@ -291,7 +292,7 @@ async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmR
 
 
 async def show_availability_set(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the availability set that the path names, with those of its VMs that the caller may read.
+    """Show the availability set that the path names, with the VMs in it that the caller may read.
 
     The list of VMs is empty if the caller may read none of them. Raises NotFound if the set has no present VM at all,
     since a set exists only through its VMs.

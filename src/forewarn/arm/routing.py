@@ -65,7 +65,7 @@ ArmAuthorizer = Callable[[RequestContext, ArmCall, Right], None]  # raises Forbi
 
 
 def require_on_resource(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Raise Forbidden unless the caller has the right over the called resource. The default of a route.
+    """Raise Forbidden unless the caller has the right over the called resource; a route's default.
 
     Checks only the id of the resource, so a caller without the right does not learn whether it exists.
     """
@@ -97,7 +97,7 @@ class ArmRoute:
     def pattern(self) -> re.Pattern[str]:
         """The route's path as a regular expression that ignores letter case; a parameter is one segment.
 
-        Each parameter is a group of its name.
+        Each parameter is a group named after it.
         """
         pieces = _PATH_PARAM.split(self.path)
         text = "".join(f"(?P<{p}>[^/]+)" if n % 2 else re.escape(p) for n, p in enumerate(pieces))

@@ -36,20 +36,20 @@ class ReimageBody(ArmEmptyBody, frozen=True, kw_only=True):
     Other members are an error.
     """
 
-    temp_disk: bool | None = msgspec.field(name="tempDisk", default=None)  # without effect, as all of these
+    temp_disk: bool | None = msgspec.field(name="tempDisk", default=None)  # without effect, like the other members
     exact_version: str | None = msgspec.field(name="exactVersion", default=None)
     os_profile: dict[str, Any] | None = msgspec.field(name="osProfile", default=None)
     ephemeral: bool | None = msgspec.field(name="forceUpdateOSDiskForEphemeral", default=None)
 
 
 class InstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
-    """The body of a call for some instances of a scale set; without ids, or with `["*"]`, for all."""
+    """The body of a call for some instances of a scale set, or for all without ids or with `["*"]`."""
 
     ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)  # of instances; None: left out
 
 
 class ReimageInstancesBody(ReimageBody, frozen=True, kw_only=True):
-    """The body of a reimage of some instances of a scale set; without ids, or with `["*"]`, of all.
+    """The body of a reimage of some instances of a scale set, or of all without ids or with `["*"]`.
 
     Also has the members of ReimageBody, which have no effect.
     """
@@ -58,7 +58,7 @@ class ReimageInstancesBody(ReimageBody, frozen=True, kw_only=True):
 
 
 class RequiredInstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
-    """The body of a call that must name instances of a scale set, as delete; `["*"]` means all instances."""
+    """The body of a call, such as delete, that must name instances of a scale set; `["*"]` means all."""
 
     ids: tuple[str, ...] = msgspec.field(name="instanceIds")  # as the client sent them
 
@@ -78,8 +78,8 @@ def find_vm(context: RequestContext, call: ArmCall) -> Vm:
     """Return the present VM that the path names by subscription, group and name, ignoring letter case.
 
     Raises ResourceAbsent if there is none, and for a VM of a cloud service. An instance of a uniform scale set is not
-    returned either: if the caller may read it, a plain NotFound names the right path, else it is ResourceAbsent. Rights
-    are not checked otherwise.
+    returned either: if the caller may read it, a plain NotFound names the right path, else ResourceAbsent is raised.
+    Rights are not checked otherwise.
     """
     name, group = call.path_params["vm"], call.path_params["group"]
     vm = context.store.vm(vm_key(call.path_params["subscription"], group, name))
@@ -102,7 +102,7 @@ def find_instance(context: RequestContext, call: ArmCall) -> Vm:
 
     The path has subscription, group, set and instance id, whose letter case does not matter. Raises ResourceAbsent if
     there is none, and ArmError 400 if the set is flexible and the caller may read it or one of its VMs. Never returns a
-    VM of a flexible set: the path is below the set, and a right over that is no right over the VM. Rights are not
+    VM of a flexible set: the path is below the set, and a right over the set is not a right over the VM. Rights are not
     checked otherwise.
     """
     require_uniform(context, call)
@@ -136,8 +136,8 @@ def find_instances(context: RequestContext, call: ArmCall, ids: tuple[str, ...])
 def all_instances(context: RequestContext, call: ArmCall) -> list[Vm]:
     """Return the present instances of the path's scale set that the caller may read, in natural order.
 
-    That is the order of their keys, web_2 before web_10. Raises ResourceAbsent if there are none: also for an unknown
-    scale set, and one that the caller may not read.
+    That is the order of their keys, web_2 before web_10. Raises ResourceAbsent if there are none, as for an unknown
+    scale set, or one that the caller may not read.
     """
     stored = (context.store.vm(indexed.key) for indexed in context.directory.vms_within(_scale_set_id(call)))
     vms = [vm for vm in stored if vm is not None]
@@ -180,8 +180,8 @@ def _is_instance(vm: Vm, scale_set: str, wanted: str) -> bool:
 def require_uniform(context: RequestContext, call: ArmCall) -> None:
     """Raise ArmError 400, as Azure does, if the path's scale set is flexible: clients must call its VMs.
 
-    Does nothing for an unknown set, and if the caller may read neither the set nor one of its VMs. `call` is that of
-    the set, of an instance, or of an operation on them.
+    Does nothing for an unknown set, or if the caller may read neither the set nor one of its VMs. `call` may be for the
+    set, for an instance, or for an operation on them.
     """
     set_id = _scale_set_id(call)
     resources = _flexible_vm_resources(context, call)

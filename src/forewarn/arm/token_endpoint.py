@@ -46,8 +46,8 @@ async def issue_token(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
     The form has `grant_type=client_credentials` and, without basic authentication, `client_id` and `client_secret`. The
     token is for the audience in the form's `scope` or `resource`, else for Azure's management API. The body has
     token_type, access_token, and expires_in and ext_expires_in in seconds of real time. Errors are OAuth error
-    responses (400 or 401), always one if clients sign in at an external issuer; only Refused, for a service without
-    sign-in, and Unavailable of the store are raised. Needs no authentication.
+    responses (400 or 401); if clients sign in at an external issuer, the response is always an error. Only Refused, for
+    a service without sign-in, and Unavailable of the store are raised. Needs no authentication.
     """
     try:
         return _issue(dependencies, call)

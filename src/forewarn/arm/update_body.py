@@ -64,7 +64,7 @@ def merge_patch(old: Any, sent: Any) -> Any:
 def is_empty_value(value: Any) -> bool:
     """Return whether a JSON value is null, an empty list, or an object without any other values.
 
-    Objects inside are looked at too. An empty text, 0 and false are not empty.
+    Objects inside are also examined. An empty text, 0 and false are not empty.
     """
     if isinstance(value, dict):
         return all(map(is_empty_value, value.values()))
@@ -76,9 +76,10 @@ def require_unchanged(
 ) -> None:
     """Raise ArmError if `sent` differs from `shown`, what a GET shows, except at the changeable paths.
 
-    It is a 409 for another value, a 400 for a member that a GET does not show, or that must be an object and is none.
-    Members that are left out or null, read-only ones, and empty ones that a GET does not show are accepted; texts are
-    compared ignoring letter case, locations also without spaces. `above` is the path of `sent` within the body.
+    The error is a 409 for another value, and a 400 for a member that a GET does not show, or that must be an object and
+    is not. Members that are left out or null, read-only ones, and empty ones that a GET does not show are accepted;
+    texts are compared ignoring letter case, locations also without spaces. `above` is the path of `sent` within the
+    body.
     """
     for name, value in sent.items():
         path = (*above, name)
@@ -198,11 +199,11 @@ T = TypeVar("T", bound=_SettingsPart)
 def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
     """Return the change of a VM's two notices that the value of a `scheduledEventsProfile` asks for.
 
-    They are the terminate and OS image notices in minutes, 0 for one that is off; other settings are None. A notice is
-    on if `enable` is true or, without `enable`, if it has a timeout; without a timeout it is the shortest allowed one.
-    `value` None switches both off. Raises ArmError 400, naming `path`, for an unknown member or a timeout that is not
-    allowed, even of a notice that is off. Allowed are PT5M to PT15M, in whole minutes, for terminate, and PT15M for the
-    OS image.
+    They are the terminate and OS image notices in minutes, 0 for a notice that is off; other settings are None. A
+    notice is on if `enable` is true or, without `enable`, if it has a timeout; without a timeout it is the shortest
+    allowed one. `value` None switches both off. Raises ArmError 400, naming `path`, for an unknown member or a timeout
+    that is not allowed, even of a notice that is off. PT5M to PT15M, in whole minutes, are allowed for terminate, and
+    PT15M for the OS image.
     """
     profile = _convert(value, _ScheduledEventsProfile, path)
     terminate = (*path, "terminateNotificationProfile", "notBeforeTimeout")
@@ -220,10 +221,10 @@ def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
 def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
     """Return the change of a VM's policy that the value of a `scheduledEventsPolicy` asks for.
 
-    The policy is automatic approvals and publishing outside; other settings are None. One that is left out is off,
-    except that `allInstancesDown` is on, and the api-version is the newest; `value` None sets all to that. Raises
-    ArmError 400, naming `path`, for an unknown member, a wrong type, or a `scheduledEventsApiVersion` that does not
-    exist.
+    The policy has automatic approvals and publishing outside; other settings are None. A member that is left out is
+    off, except that `allInstancesDown` is on, and the api-version is the newest; `value` None sets all members to that.
+    Raises ArmError 400, naming `path`, for an unknown member, a wrong type, or a `scheduledEventsApiVersion` that does
+    not exist.
     """
     policy = _convert(value, _ScheduledEventsPolicy, path)
     targets = policy.scheduled_events_additional_publishing_targets
