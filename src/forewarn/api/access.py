@@ -58,7 +58,7 @@ class AccessClientView(BaseView, frozen=True, kw_only=True):
 class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
     """A client with its new secret in plain text, which no later response shows.
 
-    It has the fields of AccessClientView, too.
+    It also has the fields of AccessClientView.
     """
 
     secret: str  # in plain text
@@ -79,7 +79,7 @@ class GrantView(BaseView, frozen=True, kw_only=True):
 
 
 class RemovedClientView(AccessClientView, frozen=True, kw_only=True):
-    """A client that was removed, with its grants, which were removed too.
+    """A client that was removed, with its grants, which were also removed.
 
     It has the fields of AccessClientView, as they were.
     """
@@ -123,8 +123,8 @@ async def show_access(context: RequestContext, call: HandlerCall) -> AccessView:
 async def show_caller(context: RequestContext, call: HandlerCall) -> CallerView:
     """Show the caller's identity and roles.
 
-    The roles are all that count for this call. Those of a user of an external issuer include roles that were granted to
-    other ids of the same user.
+    All roles that count for this call are shown. For a user of an external issuer they include roles that were granted
+    to other ids of the same user.
     """
     caller = context.principal
     grants = tuple(_grant_view(grant, caller.name) for grant in caller.grants)
@@ -145,9 +145,9 @@ async def add_client(context: RequestContext, call: HandlerCall, body: NewClient
 async def renew_client_secret(context: RequestContext, call: HandlerCall) -> ClientWithSecretView:
     """Replace a client's secret; the new one is in this response only, and the old one is invalid at once.
 
-    The path parameter `id` is the client's id, ignoring letter case. Tokens and sessions of the old secret become
-    invalid too; roles stay. This call does not write the file `kept_in`, if there is one: its caller does. Raises
-    NotFound, or Unavailable if the store cannot be written. The history gets an entry.
+    The path parameter `id` is the client's id, ignoring letter case. Tokens and sessions of the old secret also become
+    invalid; roles stay. This call does not write the file `kept_in`, if there is one: its caller does. Raises NotFound,
+    or Unavailable if the store cannot be written. The history gets an entry.
     """
     return _with_secret_view(
         context, await context.control.access.renew_secret(call.path_params["id"], who=context.caller_name)
@@ -158,7 +158,7 @@ async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedCl
     """Remove a client and its grants.
 
     The path parameter `id` is the client's id, ignoring letter case. The client's tokens and sessions are invalid at
-    once. Any client can be removed, also `admin` and the caller itself. Returns what was removed. Raises NotFound, or
+    once. Any client can be removed, even `admin` and the caller itself. Returns what was removed. Raises NotFound, or
     Unavailable if the store cannot be written. The history gets an entry.
     """
     client, grants = await context.control.access.remove_client(call.path_params["id"], who=context.caller_name)
@@ -169,8 +169,8 @@ async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedCl
 async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant) -> GrantView:
     """Grant a role to a client, a VM or a user of an external issuer; an existing grant stays as it is.
 
-    Returns the new or the existing grant. Whether a user (`oidc:ID`) or the resource of an id exists is not checked; a
-    resource group (`group:NAME`) must have a VM. Raises NotFound for an unknown name, Refused for one that several
+    Returns the new or the existing grant. Does not check whether a user (`oidc:ID`) or the resource of an id exists; a
+    resource group (`group:NAME`) must have a VM. Raises NotFound for an unknown name, Refused for a name that several
     things have, Rejected for an invalid resource id or the name of an availability set or a flexible scale set, and
     Unavailable if the store cannot be written. The history gets an entry if the grant is new.
     """
@@ -197,7 +197,7 @@ async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
 async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> SignInLinkView:
     """Create a link that signs the caller in to the portal once, within 15 minutes.
 
-    The minutes are real time. Links are kept in memory, at most 256: a restart of the service, and newer ones,
+    The minutes are real time. At most 256 links are kept, in memory: newer links and a restart of the service
     invalidate them. For the owner of the service the link signs the client `admin` in, if `admin` is an administrator
     and clients sign in at this service, else the owner. Raises Refused if the service has no portal, and for VMs and
     users of an external issuer; Unauthenticated for a client that was removed meanwhile.

@@ -20,8 +20,8 @@ async def set_budget(context: RequestContext, call: HandlerCall, body: NewBudget
 
     The new budget replaces the one of the same name. Events that are published stay. Returns the budget with its use
     now. Raises Rejected, with one sentence, for anything that is wrong with it, such as a limit of 0, more than 100 %,
-    a location or tag that no VM has, or beside 100 other budgets, and Unavailable if the store cannot be written. The
-    history gets an entry.
+    or a location or tag that no VM has, and if there are 100 other budgets; Unavailable if the store cannot be written.
+    The history gets an entry.
     """
     budget = body.to_budget()
     await context.control.budgets.set_budget(budget, who=context.caller_name)

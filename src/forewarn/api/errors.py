@@ -15,7 +15,7 @@ from forewarn.web.remedies import Surface
 
 
 class FleetNotApplicable(Refused):
-    """A valid fleet file cannot be applied to the running fleet now: nothing was changed; a 409.
+    """A valid fleet file cannot be applied to the running fleet now; nothing was changed. Becomes a 409.
 
     `problems` say why, each with its place in the file. `source` is the name of the file in the message.
     """
@@ -61,8 +61,8 @@ def make_error_response(
 ) -> Response:
     """Return a JSON error response with this status, code and message; adds no headers of its own.
 
-    `problems` are those of a fleet file; without any, the body has no such key. `headers` None means no headers beside
-    the content type and length.
+    `problems` are the problems of a fleet file; without any, the body has no such key. `headers` None means no headers
+    beside the content type and length.
     """
     body = msgspec.json.encode(ErrorResponse(error=ErrorView(code=code, message=message, problems=problems)))
     return Response(body, status_code=status, media_type="application/json", headers=headers)

@@ -31,7 +31,7 @@ class WithdrawEventBody(StrictBody, frozen=True, kw_only=True):
 
 
 class SelectedEventsBody(StrictBody, frozen=True, kw_only=True):
-    """Events by their ids, or the scheduled ones that match every given name: of a VM, a host, a rollout.
+    """Events given by ids, or scheduled events that match every given name (of a VM, host or rollout).
 
     Give exactly one of the two: `ids`, or at least one name. The letter case of names and ids is ignored; an id may be
     a unique start of four characters or more.
@@ -71,7 +71,7 @@ class ChangedEventsView(EventsInScopesView, frozen=True, kw_only=True):
 
 
 class EventListQuery(StrictBody, frozen=True, kw_only=True):
-    """Which events to list: those that match every given filter; of more than `limit`, the newest.
+    """Which events to list: those that match every given filter, at most the `limit` newest.
 
     Without `all`, only live events are listed: scheduled and started ones. The letter case of names and ids is ignored.
     """
@@ -87,9 +87,9 @@ class EventListQuery(StrictBody, frozen=True, kw_only=True):
 async def list_events(context: RequestContext, call: HandlerCall, query: EventListQuery) -> EventsView:
     """List the live events, or all of them.
 
-    Only those that the caller may see, oldest first. For a caller who does not see everything, a list that is not
-    limited to a VM or host searches only the 20,000 newest events (or `limit`, if that is more). Raises NotFound for an
-    unknown name in the query, Refused for an ambiguous one.
+    Lists only events that the caller may see, oldest first. For a caller who does not see everything, a list that is
+    not limited to a VM or host searches only the 20,000 newest events (or `limit`, if that is more). Raises NotFound
+    for an unknown name in the query, Refused for an ambiguous one.
     """
     seq = context.store.last_seq()
     return EventsView(events=ViewBuilder(context).events(_matching_events(context, query)), seq=seq)
@@ -124,8 +124,8 @@ async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
     """Show one event, by its id or the start of it.
 
     The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
-    A start is searched among the live and the 10,000 newest events. The event may be over. Stores the deliveries
-    observed so far first, so that they are shown. Raises NotFound, also if the caller may not see the event, or Refused
+    A start is searched among the live and the 10,000 newest events. The event may be over. First stores the deliveries
+    observed so far, so that they are shown. Raises NotFound, even if the caller just may not see the event, or Refused
     if several ids start with it.
     """
     await context.dependencies.flush_observations()
@@ -136,10 +136,10 @@ async def approve_event(context: RequestContext, call: HandlerCall) -> EventView
     """Approve an event, so that it may start before its notice ends.
 
     The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
-    Stores the deliveries observed so far first. Returns the event after the reconciler has done what is due, so it may
-    have started. An event that was approved or started before, or that has no impact, stays as it is; else the history
-    gets an entry. Raises NotFound, Refused if it is over or several ids start with it, Conflict if its scope keeps
-    changing, or Unavailable if the store cannot be written.
+    First stores the deliveries observed so far. Returns the event after the reconciler has done what is due, so it may
+    have started. An event that was approved or started before, or that has no impact, stays as it is; otherwise the
+    history gets an entry. Raises NotFound, Refused if it is over or several ids start with it, Conflict if its scope
+    keeps changing, or Unavailable if the store cannot be written.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
@@ -154,9 +154,9 @@ async def approve_events(context: RequestContext, call: HandlerCall, body: Selec
     Names select events that await approval: scheduled ones that have an impact and are not approved. An event that is
     unknown, cannot be approved or keeps changing, or that the caller may not approve, is listed as refused; the others
     are approved, one after the other, each with a history entry (one without impact that the caller names by its id
-    stays as it is). Stores the deliveries observed so far first, and returns after the reconciler has done what is due.
+    stays as it is). First stores the deliveries observed so far, and returns after the reconciler has done what is due.
     Raises Rejected without ids and names, or with both, NotFound or Refused for an unknown or ambiguous name, and
-    Unavailable if the store cannot be written: events before that stay approved.
+    Unavailable if the store cannot be written; events approved before that stay approved.
     """
     ids = _selected_ids(context, body, awaits_approval)
 
@@ -173,10 +173,10 @@ async def withdraw_events(context: RequestContext, call: HandlerCall, body: With
     """Withdraw several events before they start, by their ids or all of a VM, host or rollout.
 
     Names select scheduled events. An event that is unknown, cannot be withdrawn or keeps changing is listed as refused;
-    the others are withdrawn, one after the other, each with a history entry. Stores the deliveries observed so far
-    first, and returns after the reconciler has done what is due. Raises Rejected without ids and names, or with both,
-    NotFound or Refused for an unknown or ambiguous name, and Unavailable if the store cannot be written: events before
-    that stay withdrawn.
+    the others are withdrawn, one after the other, each with a history entry. First stores the deliveries observed so
+    far, and returns after the reconciler has done what is due. Raises Rejected without ids and names, or with both,
+    NotFound or Refused for an unknown or ambiguous name, and Unavailable if the store cannot be written; events
+    withdrawn before that stay withdrawn.
     """
     ids = _selected_ids(context, body, lambda event: True)
 
@@ -224,9 +224,9 @@ async def withdraw_event(context: RequestContext, call: HandlerCall, body: Withd
     """Withdraw an event before it starts.
 
     The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
-    Stores the deliveries observed so far first. Returns the event, which is over. Other events of the scope that waited
-    for it may start. Raises NotFound, Refused if it has started or is over or several ids start with it, Conflict if
-    its scope keeps changing, or Unavailable if the store cannot be written. The history gets an entry.
+    First stores the deliveries observed so far. Returns the event, which is over. Other events of the scope that waited
+    for it may start. Raises NotFound, Refused if it has started, if it is over or if several ids start with it,
+    Conflict if its scope keeps changing, or Unavailable if the store cannot be written. The history gets an entry.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()

@@ -26,10 +26,10 @@ async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) 
     """Set a fault for a VM, a scope or everything.
 
     Returns the fault as it was set. A fault that happens at once has happened on return, in each scope of its target
-    whose state allows it, and is not active; Refused if no scope allows it. Raises NotFound for an unknown name,
-    Rejected for a bad target, kind, limit or parameter, Refused if 1,000 faults are active or a name is ambiguous,
-    Unavailable if the store cannot be written: a fault that happens at once may have happened in some scopes then. The
-    history gets an entry.
+    whose state allows it, and is not active. Raises NotFound for an unknown name, Rejected for a bad target, kind,
+    limit or parameter, Refused if 1,000 faults are active, a name is ambiguous or no scope allows a fault that happens
+    at once, and Unavailable if the store cannot be written; a fault that happens at once may then have happened in some
+    scopes. The history gets an entry.
     """
     spec = FaultSpec(
         kind=parse_fault_kind(body.kind),
@@ -46,12 +46,12 @@ async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) 
 async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFaultsBody) -> ClearedFaultsView:
     """Clear the faults that match every given field.
 
-    `vm` and `scope` match only faults that were set for exactly that VM or scope. Storms with the given ids are cleared
-    too, or all storms with `all`, unless a kind, VM or scope is given. Returns what was cleared, which is empty if
-    nothing matches. Raises Rejected if no field is given or for an unknown kind, NotFound for an unknown name or an id
-    that is not active (then nothing is cleared), Refused for an ambiguous name, Unavailable if the store cannot be
-    written: storms may be cleared then. What faults did, and faults that a storm has set, stay. The history gets an
-    entry for each.
+    `vm` and `scope` match only faults that were set for exactly that VM or scope. Storms with the given ids, or all
+    storms with `all`, are also cleared, unless a kind, VM or scope is given. Returns what was cleared, which is empty
+    if nothing matches. Raises Rejected if no field is given or for an unknown kind, NotFound for an unknown name or an
+    id that is not active (then nothing is cleared), Refused for an ambiguous name, and Unavailable if the store cannot
+    be written; storms may then have been cleared. What faults did, and faults that a storm has set, stay. The history
+    gets an entry for each.
     """
     if not (body.ids or body.kind or body.vm or body.scope or body.all):
         raise Rejected("no faults are named: give their ids, a kind, a VM, a scope, or all")
@@ -77,7 +77,7 @@ async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFa
 async def clear_fault(context: RequestContext, call: HandlerCall) -> ClearedFaultsView:
     """Clear one fault or storm.
 
-    The path parameter `id` is the full id of the fault or storm, exactly. Returns what was cleared. Faults that a storm
+    The path parameter `id` is the full, exact id of the fault or storm. Returns what was cleared. Faults that a storm
     has set stay. Raises NotFound unless the id is active. The history gets an entry.
     """
     fault_id = call.path_params["id"]
@@ -89,9 +89,9 @@ async def start_fault_storm(context: RequestContext, call: HandlerCall, body: Ne
     """Start a fault storm: faults at times that follow from a seed.
 
     A storm that names no VM affects all. Equal seeds, VMs and durations give equal faults. Returns the storm with its
-    schedule; faults that are due at once are set already. Raises NotFound for an unknown VM, Rejected for one named
-    twice or a duration over 24 hours or not above 0, Refused if the fleet has no VM or a name is ambiguous, Unavailable
-    if the store cannot be written. The history gets an entry.
+    schedule; faults that are due at once are set already. Raises NotFound for an unknown VM, Rejected for a VM named
+    twice or a duration over 24 hours or not above 0, Refused if the fleet has no VM or a name is ambiguous, and
+    Unavailable if the store cannot be written. The history gets an entry.
     """
     vms = [context.directory.find(name) for name in body.vms]
     reject_duplicates(body.vms, [vm.key for vm in vms])

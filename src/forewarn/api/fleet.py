@@ -43,7 +43,7 @@ class FleetFileBody(StrictBody, frozen=True, kw_only=True):
 class ApplyFleetBody(FleetFileBody, frozen=True, kw_only=True):
     """A fleet file to apply (`text`, `source`); VMs and hosts that it does not declare are removed."""
 
-    resurrect: bool = False  # add deleted VMs again that the file declares; False: they stay deleted, without an error
+    resurrect: bool = False  # add deleted VMs that the file declares again; False: they stay deleted, without an error
     dry_run: bool = False  # change nothing, only return the difference
 
 
@@ -62,10 +62,10 @@ async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetLis
     """Show the hosts, scopes and VMs that the caller may read.
 
     `vms` are the present VMs of the scope and host of the query, in the order they were added, at most `limit`;
-    `scopes` are the scopes of these VMs. `hosts` are: only the queried host, if one is given; with a scope, the hosts
-    of these VMs; else all hosts, or for a caller who does not see everything those with a VM that the caller may read.
-    Each host names all its visible VMs, beyond `limit` too. Stores the polls observed so far first, so that they are
-    shown. Raises NotFound or Refused for an unknown or ambiguous scope or host.
+    `scopes` are the scopes of these VMs. `hosts` has only the queried host, if one is given; with a scope, the hosts of
+    these VMs; else all hosts or, for a caller who does not see everything, the hosts with a VM that the caller may
+    read. Each host names all its visible VMs, even beyond `limit`. First stores the polls observed so far, so that they
+    are shown. Raises NotFound or Refused for an unknown or ambiguous scope or host.
     """
     await context.dependencies.flush_observations()
     host = context.find_host(query.host) if query.host else None
@@ -84,8 +84,8 @@ async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
     """Show one VM with its live events.
 
     A namespace VM is shown with its supervisor, if that is connected. The path parameter `name` is the VM's name,
-    `group/name` or key, ignoring letter case. Stores the polls observed so far first, so that they are shown. Raises
-    NotFound, also for a removed VM, or Refused if several VMs match.
+    `group/name` or key, ignoring letter case. First stores the polls observed so far, so that they are shown. Raises
+    NotFound, even for a removed VM, or Refused if several VMs match.
     """
     vm = context.directory.find(call.path_params["name"])
     await context.dependencies.flush_observations()
@@ -102,8 +102,8 @@ async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFil
     """Show what applying a fleet file would change.
 
     Changes nothing. `problems` of the difference list what would keep the file from being applied now. VMs and hosts
-    that the file does not declare would be removed, and VMs of it that were deleted would stay deleted. Raises
-    InvalidFleetFile for a file that is wrong by itself.
+    that the file does not declare would be removed; VMs that it declares but that were deleted would stay deleted.
+    Raises InvalidFleetFile for a file that is invalid by itself.
     """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
     return FleetCheckView(difference=_difference_view(await _compare_with_store(context, proposal)))
@@ -114,10 +114,10 @@ async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFle
 
     Removes the VMs and hosts that the file does not declare, and returns the difference, after the reconciler has done
     what is due. VMs that the file declares but that were deleted stay deleted, unless `resurrect`. A dry run changes
-    nothing. Raises InvalidFleetFile for a file that is wrong by itself; except in a dry run, FleetNotApplicable if it
-    has problems in the running fleet, Forbidden if a VM gets a program that no present VM has and the caller is no
-    administrator, Refused if the state of a VM or host forbids it, Conflict if the fleet keeps changing meanwhile,
-    Unavailable if the store cannot be written. The history gets an entry if anything changes.
+    nothing. Raises InvalidFleetFile for a file that is invalid by itself. Except in a dry run, raises
+    FleetNotApplicable if it has problems in the running fleet, Forbidden if a VM gets a program that no present VM has
+    and the caller is not an administrator, Refused if the state of a VM or host forbids it, Conflict if the fleet keeps
+    changing meanwhile, and Unavailable if the store cannot be written. The history gets an entry if anything changes.
     """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
 
@@ -141,8 +141,8 @@ async def add_vm(context: RequestContext, call: HandlerCall, body: NewVm) -> VmV
 
     Empty fields of the body are filled in from the VM's set and the rest of the fleet. A deleted VM of the same name is
     added again. Returns the new VM. Raises Rejected for invalid fields, Refused if the VM exists or finds no place,
-    Forbidden if it would run a program that no present VM runs, and the caller is no administrator, Conflict if the
-    fleet keeps changing meanwhile, Unavailable if the store cannot be written. The history gets an entry.
+    Forbidden if it would run a program that no present VM runs and the caller is not an administrator, Conflict if the
+    fleet keeps changing meanwhile, and Unavailable if the store cannot be written. The history gets an entry.
     """
 
     async def attempt() -> str:
@@ -285,7 +285,7 @@ def _change_view(change: HostChange | VmChange) -> ObjectChangeView:
 async def list_vm_supervisors(context: RequestContext, call: HandlerCall) -> VmSupervisorsView:
     """List the namespace VMs whose supervisors are connected, with their states and programs.
 
-    States are running, frozen, down (stopped), and ended: its program has ended by itself. Lists only VMs that the
+    States are running, frozen, down (stopped) and ended (the VM's program has ended by itself). Lists only VMs that the
     caller may read, sorted by VM key.
     """
     supervisors = sorted(context.dependencies.vm_supervisors().items())

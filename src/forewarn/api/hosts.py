@@ -27,7 +27,7 @@ class NewHost(StrictBody, frozen=True, kw_only=True):
 
 
 class DegradeHostBody(StrictBody, frozen=True, kw_only=True):
-    """When a host is predicted to fail, which is the notice of the events that move its VMs away.
+    """In how many seconds a host is predicted to fail; the events that move its VMs away have this notice.
 
     A notice below the minimum of 10 minutes needs `short_notice`.
     """
@@ -40,8 +40,8 @@ async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) ->
     """Add a host to the fleet.
 
     Returns the new host. Raises Rejected for an invalid name, Refused if a host has the name already (ignoring letter
-    case), Conflict if the fleet keeps changing meanwhile, Unavailable if the store cannot be written. The history gets
-    an entry.
+    case), Conflict if the fleet keeps changing meanwhile, or Unavailable if the store cannot be written. The history
+    gets an entry.
     """
     if problem := plain_name_error(body.name, limit=64):
         raise Rejected(f"the host name {body.name!r} {problem}: give a plain name such as 'host-0'")
@@ -77,8 +77,8 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
     The path parameter `name` is the host's name, ignoring letter case. Marks the host as degraded, schedules the
     redeployment of its VMs and of those being moved to it, except deallocated ones, and returns the request with these
     events. Raises NotFound, Refused if the host is not healthy, a VM has no other host or the hypervisor cannot
-    redeploy, Rejected for too short a notice, Conflict if the host keeps changing, Unavailable if the store cannot be
-    written. The history gets an entry.
+    redeploy, Rejected for too short a notice, Conflict if the host keeps changing, or Unavailable if the store cannot
+    be written. The history gets an entry.
     """
     receipt = await context.control.requests.degrade_host(
         call.path_params["name"],
@@ -96,8 +96,8 @@ async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
     The path parameter `name` is the host's name, ignoring letter case. Marks the host as failed. Its VMs and those
     being redeployed to it are redeployed at once, except deallocated ones; VMs that were migrating to it stay where
     they are. Returns the request with its events. Raises NotFound, Refused if the host has failed already or a VM has
-    no other host, Conflict if the host keeps changing, Unavailable if the store cannot be written. The history gets an
-    entry.
+    no other host, Conflict if the host keeps changing, or Unavailable if the store cannot be written. The history gets
+    an entry.
     """
     receipt = await context.control.requests.fail_host(
         call.path_params["name"], who=context.caller_name, key=call.request_key
@@ -108,10 +108,10 @@ async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
 async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
     """Mark a host as healthy again.
 
-    The path parameter `name` is the host's name, ignoring letter case. The host is no longer confirmed down either.
+    The path parameter `name` is the host's name, ignoring letter case. It is then also no longer confirmed down.
     Returns the host. Moves no VM back, and withdraws no event. Raises NotFound, Refused if the host is healthy and not
     confirmed down, or while events are scheduled that move VMs away because it is degraded (withdraw them first),
-    Conflict if the host keeps changing, Unavailable if the store cannot be written. The history gets an entry.
+    Conflict if the host keeps changing, or Unavailable if the store cannot be written. The history gets an entry.
     """
     repaired = await context.control.requests.repair_host(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(repaired)
@@ -122,8 +122,9 @@ async def confirm_host_down(context: RequestContext, call: HandlerCall) -> HostV
 
     The path parameter `name` is the host's name, ignoring letter case. A VM that still ran there would run twice and
     damage its disks. The statement holds until the host is repaired; the health of the host stays as it is. Returns the
-    host. Raises NotFound, Refused unless the host has failed or does not answer the hypervisor, and if it was confirmed
-    already, Conflict if the host keeps changing, Unavailable if the store cannot be written. The history gets an entry.
+    host. Raises NotFound, Refused if it was confirmed already or has neither failed nor stopped answering the
+    hypervisor, Conflict if the host keeps changing, or Unavailable if the store cannot be written. The history gets an
+    entry.
     """
     confirmed = await context.control.host_statements.confirm_down(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(confirmed)
@@ -133,10 +134,10 @@ async def preview_degrade_host(context: RequestContext, call: HandlerCall, body:
     """Preview the events of predicting that a host will fail.
 
     The path parameter `name` is the host's name, ignoring letter case. Simulates the request on a copy of the fleet,
-    and changes nothing, except that it stores the polls observed so far first; the previews of a caller run one at a
-    time. The simulation for more than 2,000 VMs ends after publication, any other after 10 seconds of real time at the
-    latest (`is_cut` of the preview). Raises NotFound, Refused and Rejected as the request itself would, and
-    DryRunTooLarge if the scopes concerned have more than 20,000 VMs.
+    and changes nothing, except that it first stores the polls observed so far; the previews of a caller run one at a
+    time. A simulation for more than 2,000 VMs ends after publication, any other after at most 10 seconds of real time
+    (`is_cut` of the preview). Raises NotFound, Refused and Rejected as the request itself would, and DryRunTooLarge if
+    the scopes concerned have more than 20,000 VMs.
     """
     name, who = call.path_params["name"], context.caller_name
 
@@ -151,10 +152,10 @@ async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Previ
     """Preview the events of failing a host.
 
     The path parameter `name` is the host's name, ignoring letter case. Simulates the request on a copy of the fleet,
-    and changes nothing, except that it stores the polls observed so far first; the previews of a caller run one at a
-    time. The simulation for more than 2,000 VMs ends after publication, any other after 10 seconds of real time at the
-    latest (`is_cut` of the preview). Raises NotFound and Refused as the request itself would, and DryRunTooLarge if the
-    scopes concerned have more than 20,000 VMs.
+    and changes nothing, except that it first stores the polls observed so far; the previews of a caller run one at a
+    time. A simulation for more than 2,000 VMs ends after publication, any other after at most 10 seconds of real time
+    (`is_cut` of the preview). Raises NotFound and Refused as the request itself would, and DryRunTooLarge if the scopes
+    concerned have more than 20,000 VMs.
     """
     name, who = call.path_params["name"], context.caller_name
 

@@ -20,8 +20,8 @@ async def list_nodes(context: RequestContext, call: HandlerCall) -> NodesView:
 async def show_node(context: RequestContext, call: HandlerCall) -> NodeView:
     """Show one control node.
 
-    The path parameter `name` is the node's name, ignoring letter case. Raises NotFound, always if the service runs
-    alone.
+    The path parameter `name` is the node's name, ignoring letter case. Raises NotFound if there is none, as in a
+    service that runs alone.
     """
     wanted, view = call.path_params["name"], nodes_view(context.dependencies.control_node)
     found = next((node for node in view.nodes if node.name.casefold() == wanted.casefold()), None)

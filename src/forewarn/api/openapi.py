@@ -42,8 +42,8 @@ _RIGHT_TEXTS: dict[ResourceSelector, str] = {
 def openapi_document(routes: Sequence[ApiRoute]) -> JsonSchema:
     """Return the OpenAPI 3.1 document of these routes, as a JSON object.
 
-    The schemas are those of the structs in the handlers' signatures. Raises KeyError for a route whose resource
-    selector has no text in `_RIGHT_TEXTS`.
+    Its schemas describe the structs in the handlers' signatures. Raises KeyError for a route whose resource selector
+    has no text in `_RIGHT_TEXTS`.
     """
     schemas = _SchemaRegistry(routes)
     paths: dict[str, JsonSchema] = defaultdict(dict)
@@ -95,7 +95,7 @@ def openapi_path(path: str) -> str:
 
 
 def required_right_text(route: ApiRoute) -> str:
-    """Return in words which right a route needs, and over what: `operate over the VM`.
+    """Return in words which right a route needs, and over what, such as `operate over the VM`.
 
     Raises KeyError for a resource selector that has no text in `_RIGHT_TEXTS`.
     """

@@ -61,8 +61,8 @@ async def start_replay(context: RequestContext, call: HandlerCall, body: NewRepl
 async def current_replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayView:
     """Wait for the reconciler, then return the view of the replay of this request, as it is now.
 
-    Waits for ten seconds of real time at most. Raises NotFound if the request is no replay, or a replay that ended and
-    is no longer among the 10,000 newest requests. Does not check what the caller may see.
+    Waits for ten seconds of real time at most. Raises NotFound if the request is not a replay, or is a replay that
+    ended and is no longer among the 10,000 newest requests. Does not check what the caller may see.
     """
     await context.wait_for_reconciler()
     return replay_view(context, context.control.replays.find(request.id))
@@ -89,9 +89,9 @@ async def stop_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
     """Stop a replay.
 
     The path parameter `id` is the replay's id or a unique start of it, ignoring letter case. The scope shows its own
-    document again. Returns the ended replay. Raises NotFound, also for an ended one that is no longer among the 10,000
-    newest requests, Refused if the replay is over already or several ids start with it, Conflict if the replay shows
-    its next step just then (try again), Unavailable if the store cannot be written. The history gets an entry.
+    document again. Returns the ended replay. Raises NotFound, even for an ended replay that is no longer among the
+    10,000 newest requests, Refused if the replay is over already or several ids start with it, Conflict if the replay
+    shows its next step just then (try again), or Unavailable if the store cannot be written. The history gets an entry.
     """
     request = await context.control.replays.stop(call.path_params["id"], who=context.caller_name)
     return replay_view(context, request)

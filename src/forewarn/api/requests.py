@@ -29,9 +29,9 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
     the minimum needs `short_notice`. The minimum is 15 minutes for a restart, 10 for a redeploy, 30 seconds for an
     eviction; for delete and scale-in it is the VM's terminate notification, for a reimage its OS image notification,
     and a VM without one is deleted or reimaged at once. A rebalance recommendation has no impact, and needs no notice.
-    All other operations are performed at once. For an operation that is performed at once, leave out `notice_s` and
-    `short_notice`: they are refused. While scheduled events are disabled in a scope, operations of users are performed
-    at once there. The letter case of names is ignored.
+    All other operations are performed at once. An operation that is performed at once is refused with `notice_s` or
+    `short_notice`. While scheduled events are disabled in a scope, operations of users are performed at once there. The
+    letter case of names is ignored.
     """
 
     ask: Literal[
@@ -65,11 +65,11 @@ async def create_request(context: RequestContext, call: HandlerCall, body: NewMa
     """Request an operation on VMs: it is accepted for all of them or for none.
 
     Returns the request with the events that it has published after the reconciler has done what is due; an operation
-    that a VM's policy approves starts without notice. Raises NotFound for an unknown VM; Rejected for one named twice,
-    too short a notice, or a notice for what is performed at once; Refused for a notice if a VM to delete has no
-    terminate notification, if the hypervisor cannot do it, the state of a VM or another operation on it forbids it, its
-    scope has too many user operations scheduled, no host can take a VM that moves, or a name is ambiguous; Conflict if
-    a scope keeps changing; Unavailable if the store cannot be written. The history gets an entry.
+    that a VM's policy approves starts without notice. Raises NotFound for an unknown VM; Rejected for a VM named twice,
+    too short a notice, or a notice for an operation that is performed at once; Refused for a notice if a VM to delete
+    has no terminate notification, if the hypervisor cannot do it, the state of a VM or another operation on it forbids
+    it, its scope has too many user operations scheduled, no host can take a VM that moves, or a name is ambiguous;
+    Conflict if a scope keeps changing; Unavailable if the store cannot be written. The history gets an entry.
     """
     receipt = await context.control.requests.request_for_vms(
         RequestedOperation(body.ask),
@@ -105,8 +105,8 @@ async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> 
     """Wait for the reconciler, then return the view of a request with its published or approved events.
 
     The view also has the scopes of these events, and the events that they replaced. Waits for ten seconds of real time
-    at most; if the reconciler fails, that is logged only. Does not check whether the caller may see the events: check
-    that before.
+    at most; a failure of the reconciler is only logged. Does not check whether the caller may see the events: check
+    that first.
     """
     await context.wait_for_reconciler()
     events, view_builder = request_events(context, request), ViewBuilder(context)
@@ -123,8 +123,8 @@ async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> 
 async def show_request(context: RequestContext, call: HandlerCall) -> RequestStatusView:
     """Show the state of a request, its events and what they wait for.
 
-    The path parameter `id` is the request's full id, ignoring letter case. Raises NotFound, also if the caller may not
-    see the request.
+    The path parameter `id` is the request's full id, ignoring letter case. Raises NotFound, even if the caller just may
+    not see the request.
     """
     return request_status(context, context.find_request(call.path_params["id"]))
 
@@ -132,11 +132,11 @@ async def show_request(context: RequestContext, call: HandlerCall) -> RequestSta
 async def preview_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> Preview:
     """Preview a request: its events and their times.
 
-    Simulates the request on a copy of the fleet, and changes nothing, except that it stores the polls observed so far
-    first; the previews of a caller run one at a time. The simulation for more than 2,000 VMs ends after publication,
-    any other after 10 seconds of real time at the latest (`is_cut` of the preview). The texts name faults only to
-    callers who see everything. Raises NotFound, Rejected and Refused as the request itself would, and DryRunTooLarge if
-    the scopes concerned have more than 20,000 VMs.
+    Simulates the request on a copy of the fleet, and changes nothing, except that it first stores the polls observed so
+    far; the previews of a caller run one at a time. A simulation for more than 2,000 VMs ends after publication, any
+    other after at most 10 seconds of real time (`is_cut` of the preview). The texts name faults only to callers who see
+    everything. Raises NotFound, Rejected and Refused as the request itself would, and DryRunTooLarge if the scopes
+    concerned have more than 20,000 VMs.
     """
     vms = _named_vms(context, body)
     who = context.caller_name

@@ -42,9 +42,9 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
 
     With `windows`, events start without an approval only in them, and not on the days of `blackouts`; from the
     `deadline` on they start at any time, as without `windows`. `waves`, or `canary` and `shares`, divide the VMs into
-    waves; without either, there is one wave. At most 100 waves, with different names; the VMs that are left make the
-    last one. `blackouts` and a `deadline` need a window. Instead of all other fields, `file` may have the text of a
-    rollout file. The letter case of names and ids is ignored.
+    waves; without either, there is one wave. There are at most 100 waves, with different names; the VMs that are left
+    make the last one. `blackouts` and a `deadline` need a window. Instead of all other fields, `file` may have the text
+    of a rollout file. The letter case of names and ids is ignored.
     """
 
     impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot
@@ -52,18 +52,18 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     all_hosts: bool = False  # every host that the fleet has now
     scope: str = ""  # an id or name, or the name of a VM in it; "": none
     tag: str = ""  # VMs with this tag: `name`, or `name=value`
-    location: str = ""  # VMs in this location, of which there must be one, as with the tag
+    location: str = ""  # VMs in this location, at least one, as with the tag
     everything: bool = False  # all VMs, also those that are added later
     max_failures: Annotated[int, Meta(ge=0)] = 1  # failed VMs after which it stops; 0: never
     notice_s: DurationSeconds = 0  # lab time; 0: the minimum, 15 minutes
-    short_notice: bool = False  # allow a notice below the minimum, which `notice_s` must give then
+    short_notice: bool = False  # allow a notice below the minimum, which must then be in `notice_s`
     windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
     blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
     deadline: float | None = None  # lab time from which windows no longer matter; None: they always do
     canary: str = ""  # the first wave: a number of VMs such as `2`, or `tag=NAME` or `tag=NAME=VALUE`
     shares: Annotated[tuple[float, ...], Meta(max_length=100)] = ()  # in percent of all VMs; the rest follows
     waves: Annotated[tuple[NewWave, ...], Meta(max_length=101)] = ()  # instead of `canary` and `shares`
-    settle_s: DurationSeconds = 0  # lab time between the end of a wave and the begin of the next; at most 30 days
+    settle_s: DurationSeconds = 0  # lab time between the end of a wave and the beginning of the next; at most 30 days
     checks: Annotated[tuple[NewCheck, ...], Meta(max_length=MAX_CHECKS)] = ()  # health checks, at most 20
     file: Annotated[str, Meta(max_length=_MAX_FILE_CHARACTERS)] = ""  # a rollout file, as TOML; "": none
 
@@ -107,10 +107,10 @@ def read_new_rollout(context: RequestContext, body: NewRollout) -> WantedRollout
     """Return the rollout that a body describes, by its fields or by its file; starts and stores nothing.
 
     Raises NotFound for an unknown host or scope, Rejected for wrong values, a host named twice, fields beside a file or
-    a health check that cannot be used, Refused for all hosts of a fleet without hosts, an ambiguous scope or a command
-    check if the service runs none. These name the line of the file, if there is one. Raises Forbidden for a health
-    check that runs a command if the caller is not an administrator. That exactly one target is given is not checked
-    here.
+    a health check that cannot be used, and Refused for all hosts of a fleet without hosts, an ambiguous scope or a
+    command check if the service runs none. These errors name the line of the file, if there is one. Raises Forbidden
+    for a health check that runs a command if the caller is not an administrator. Does not check here that exactly one
+    target is given.
     """
     wanted = _read_rollout(context, body)
     _require_command_right(wanted.rollout.checks, context)

@@ -30,7 +30,7 @@ class NewCheck(StrictBody, frozen=True, kw_only=True):
     name: NonEmptyText  # unique within the rollout, ignoring letter case; at most 60 characters
     prometheus: str = ""  # URL of a Prometheus server, http or https; it needs a query and a condition
     query: str = ""  # PromQL
-    condition: str = ""  # that each value must meet: one of < <= > >= == != and a number, such as `< 0.01`
+    condition: str = ""  # each value must meet it: one of < <= > >= == != and a number, such as `< 0.01`
     http: str = ""  # URL that is called with GET
     status: int = 200  # the HTTP status of a good answer, 100 to 599; redirects are not followed
     body: str = ""  # text that a good answer contains; "": any answer is good
@@ -40,7 +40,7 @@ class NewCheck(StrictBody, frozen=True, kw_only=True):
     interval_s: float = 60  # seconds of lab time between two measurements: 1 (figure: 10) to 86,400
     timeout_s: float = 10  # seconds of real time that one measurement may take, at most 300
     bad_limit: int = 1  # bad ones in all during a wave, from which on the rollout pauses
-    unclear_limit: int = 1  # unclear ones in a row, from which on the rollout publishes nothing
+    unclear_limit: int = 1  # unclear results in a row, from which on the rollout publishes nothing
     error_limit: int = 3  # errors in a row, from which on they count as unclear
 
 
@@ -55,7 +55,7 @@ class CheckView(BaseView, frozen=True, kw_only=True):
     what: str  # what it demands, for people
     interval_s: float  # lab time
     bad_limit: int  # bad measurements in a wave from which on the rollout pauses
-    unclear_limit: int  # unclear ones in a row from which on the rollout publishes nothing
+    unclear_limit: int  # unclear results in a row from which on the rollout publishes nothing
     error_limit: int  # errors in a row from which on they count as unclear
     outcome: str  # good, bad, unclear or error
     text: str  # what was seen, for people
@@ -68,7 +68,7 @@ class MeasurementView(BaseView, frozen=True, kw_only=True):
     check: str  # the name of the check
     at: float  # lab time
     outcome: str  # good, bad, unclear or error
-    value: float | None  # that was compared with the condition; None: there is none
+    value: float | None  # compared with the condition; None: there is none
     text: str  # what was seen, for people
     wave: int  # the wave in which it was measured, from 1
 
@@ -95,7 +95,7 @@ class TriedCheckView(BaseView, frozen=True, kw_only=True):
 
 
 class TriedChecksView(BaseView, frozen=True, kw_only=True):
-    """What the health checks of a rollout found that was not started, in the order of the checks."""
+    """What the health checks of a rollout that was not started found, in the order of the checks."""
 
     checks: tuple[TriedCheckView, ...]
 
@@ -103,7 +103,7 @@ class TriedChecksView(BaseView, frozen=True, kw_only=True):
 def check_of(body: NewCheck) -> HealthCheck:
     """Return the health check that a body describes.
 
-    Raises Rejected unless the body asks exactly one kind of source. Checks nothing else: `HealthProber.require_usable`
+    Raises Rejected unless the body names exactly one kind of source. Checks nothing else: `HealthProber.require_usable`
     does that, and gives a figure without a condition `== 0`.
     """
     kinds = [kind for kind in CheckKind if getattr(body, kind)]
@@ -135,8 +135,8 @@ def check_from_table(table: Mapping[str, Any]) -> HealthCheck:
     """Return the health check that a table `[[checks]]` of a rollout file describes.
 
     The values of the table must have the right types already, with durations in seconds. Raises Rejected for a missing
-    name, an unknown figure, or unless the table asks exactly one kind of source, msgspec.ValidationError for an unknown
-    key or a wrong type. Checks nothing else: `HealthProber.require_usable` does that.
+    name, for an unknown figure, and unless the table names exactly one kind of source; msgspec.ValidationError for an
+    unknown key or a wrong type. Checks nothing else: `HealthProber.require_usable` does that.
     """
     fields = dict(table)
     for name in ("interval", "timeout"):
@@ -152,9 +152,9 @@ def check_from_table(table: Mapping[str, Any]) -> HealthCheck:
 def rollout_checks_view(context: RequestContext, request: MaintenanceRequest) -> RolloutChecksView:
     """Return the health checks of a rollout with its newest measurements, read from the store.
 
-    `request` must be that of a rollout. The checks are in the order of the rollout, each with its latest measurement;
-    the measurements are the newest 500 of all checks, oldest first, with waves counted from 1. Does not check what the
-    caller may see.
+    `request` must be the request of a rollout. The checks are in the order of the rollout, each with its latest
+    measurement; the measurements are the newest 500 of all checks, oldest first, with waves counted from 1. Does not
+    check what the caller may see.
     """
     rollout = request.rollout
     assert rollout is not None

@@ -52,8 +52,8 @@ async def hold_rollouts(context: RequestContext, call: HandlerCall, body: NewHol
     """Hold all rollouts: they publish nothing, and no event of theirs starts without an approval.
 
     Events that have started go on, and so do events behind a gate that is released, and operations of users. Freezes
-    that faults made wait too. Raises Rejected for an empty reason, Refused if there is a hold already, Unavailable if
-    the store cannot be written. The history gets an entry.
+    that faults made also wait. Raises Rejected for an empty reason, Refused if there is a hold already, or Unavailable
+    if the store cannot be written. The history gets an entry.
     """
     await context.control.rollouts.holds.set_hold(body.reason, who=context.caller_name)
     return await show_hold(context, call)
@@ -78,7 +78,7 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
     location without VMs, wrong waves, too short a notice, windows that are wrong or over, or health checks that cannot
     be used (with the line of the file), Refused if a VM has no host to move to, the hypervisor cannot do it, the fleet
     has no host, a scope's name is ambiguous or a check is a command and the service runs none, Forbidden for a health
-    check that runs a command if the caller is not an administrator, Unavailable if the store cannot be written. The
+    check that runs a command if the caller is not an administrator, and Unavailable if the store cannot be written. The
     history gets an entry.
     """
     wanted = read_new_rollout(context, body)
@@ -116,7 +116,7 @@ async def show_rollout(context: RequestContext, call: HandlerCall) -> RolloutWit
     """Show one rollout with its events.
 
     The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. All events are shown,
-    also those that are over, oldest first. Raises NotFound, or Refused if several ids start with it.
+    even those that are over, oldest first. Raises NotFound, or Refused if several ids start with it.
     """
     request = context.find_rollout(call.path_params["id"])
     events = ViewBuilder(context).events(context.store.events(request_id=request.id))
@@ -127,9 +127,9 @@ async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
     """Pause a rollout: it announces no events until it is resumed.
 
     Events that are published stay and may start. The path parameter `id` is the rollout's id or a unique start of it,
-    ignoring letter case. Returns the rollout after the change. Raises NotFound, Refused unless it is running, or if
-    several ids start with it, Conflict if it keeps changing, Unavailable if the store cannot be written. The history
-    gets an entry.
+    ignoring letter case. Returns the rollout after the change. Raises NotFound, Refused if it is not running or several
+    ids start with it, Conflict if it keeps changing, or Unavailable if the store cannot be written. The history gets an
+    entry.
     """
     return await _set_progress(context, call, RolloutState.PAUSED)
 
@@ -137,10 +137,10 @@ async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
 async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Resume a paused rollout.
 
-    The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. Measurements of its
-    health checks from before no longer count. Returns the rollout after the reconciler has done what is due. Raises
-    NotFound, Refused unless it is paused, or if several ids start with it, Conflict if it keeps changing, Unavailable
-    if the store cannot be written. The history gets an entry.
+    The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. Earlier measurements of
+    its health checks no longer count. Returns the rollout after the reconciler has done what is due. Raises NotFound,
+    Refused if it is not paused or several ids start with it, Conflict if it keeps changing, or Unavailable if the store
+    cannot be written. The history gets an entry.
     """
     return await _set_progress(context, call, RolloutState.RUNNING)
 
@@ -150,8 +150,8 @@ async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
 
     The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. Started events go on, and
     the rollout cannot be resumed. Returns the rollout after the reconciler has done what is due. Raises NotFound,
-    Refused unless it is running or paused, or if several ids start with it, Conflict if it keeps changing, Unavailable
-    if the store cannot be written. The history gets an entry.
+    Refused if it is neither running nor paused or several ids start with it, Conflict if it keeps changing, or
+    Unavailable if the store cannot be written. The history gets an entry.
     """
     return await _set_progress(context, call, RolloutState.ABORTED)
 
@@ -166,11 +166,11 @@ async def _set_progress(context: RequestContext, call: HandlerCall, progress: Ro
 async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> Preview:
     """Preview a rollout: its events in order and their times if no VM approves.
 
-    Leaves out health checks and a hold on rollouts. Changes nothing, except that it stores the polls observed so far
-    first. Of a rollout over more than 2,000 VMs it shows only the first events to be published; any other simulation
-    ends after 10 seconds of real time at the latest (`is_cut` of the preview). The plans and previews of a caller run
-    one at a time. Raises NotFound, Rejected, Refused and Forbidden as its start would, and DryRunTooLarge if its scopes
-    have more than 20,000 VMs.
+    Leaves out health checks and a hold on rollouts. Changes nothing, except that it first stores the polls observed so
+    far. For a rollout over more than 2,000 VMs it shows only the first events to be published; any other simulation
+    ends after at most 10 seconds of real time (`is_cut` of the preview). The plans and previews of a caller run one at
+    a time. Raises NotFound, Rejected, Refused and Forbidden as its start would, and DryRunTooLarge if its scopes have
+    more than 20,000 VMs.
     """
     wanted = read_new_rollout(context, body)
     await context.dependencies.flush_observations()
@@ -190,8 +190,8 @@ async def try_rollout_checks(context: RequestContext, call: HandlerCall, body: N
 
     The checks run at the same time, and really call their addresses and run their commands; the result has their order.
     A check that fails is a result, not an error. Raises Rejected for a body that cannot be a rollout or has no checks,
-    or an address that the service may not call, NotFound for a target, Refused for a command if the service runs none,
-    and Forbidden for one if the caller is no administrator.
+    or an address that the service may not call, NotFound for an unknown target, Refused for a command if the service
+    runs none, and Forbidden for a command if the caller is not an administrator.
     """
     wanted = read_new_rollout(context, body)
     if not wanted.rollout.checks:
@@ -205,11 +205,11 @@ async def try_rollout_checks(context: RequestContext, call: HandlerCall, body: N
 async def plan_new_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> RolloutPlan:
     """Plan a rollout: its waves, their VMs, earliest and latest times, and VMs without a polling handler.
 
-    Starts nothing, and changes nothing, except that it stores the polls observed so far first. The earliest times
-    assume that each event is approved when it is published, the latest ones that nobody approves. A rollout over more
-    than 2,000 VMs gets no times, and a simulation ends after 10 seconds of real time at the latest (`is_cut`). The
-    plans and previews of a caller run one at a time. Raises NotFound, Rejected, Refused and Forbidden as its start
-    would, and DryRunTooLarge if its scopes have more than 20,000 VMs.
+    Starts and changes nothing, except that it first stores the polls observed so far. The earliest times assume that
+    each event is approved when it is published, the latest ones that nobody approves. A rollout over more than 2,000
+    VMs gets no times, and a simulation ends after at most 10 seconds of real time (`is_cut`). The plans and previews of
+    a caller run one at a time. Raises NotFound, Rejected, Refused and Forbidden as its start would, and DryRunTooLarge
+    if its scopes have more than 20,000 VMs.
     """
     wanted = read_new_rollout(context, body)
     await context.dependencies.flush_observations()

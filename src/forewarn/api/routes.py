@@ -62,7 +62,7 @@ async def list_routes(context: RequestContext, call: HandlerCall) -> dict[str, A
     """List what this API has: each route with its method, path and summary.
 
     Returns `version` (of forewarn), `openapi` (the path of the OpenAPI document) and `routes`, a list of objects with
-    `method`, `path` (from `/forewarn/v1` on) and `summary`. Lists all routes, also those that the caller may not use.
+    `method`, `path` (from `/forewarn/v1` on) and `summary`. Lists all routes, even those that the caller may not use.
     """
     routes = [
         {"method": route.method, "path": f"{API_PREFIX}{route.path}", "summary": _summary(route)} for route in ROUTES

@@ -61,8 +61,8 @@ async def show_service(context: RequestContext, call: HandlerCall, query: Servic
 async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
     """Show lab time and its speed.
 
-    The time is in POSIX seconds, the speed in seconds of lab time per second of real time; 0: the clock is stopped. A
-    service that is not a lab shows real time and speed 1.
+    The time is in POSIX seconds, the speed in seconds of lab time per second of real time; 0 means that the clock is
+    stopped. A service that is not a lab shows real time and speed 1.
     """
     return _clock_view(context)
 
@@ -70,11 +70,11 @@ async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
 async def advance_clock(context: RequestContext, call: HandlerCall, body: AdvanceClockBody) -> ClockAdvanceView:
     """Advance the clock of a lab.
 
-    Stores the polls observed so far first. The clock stops at every due time on the way. Everything that is due by then
+    First stores the polls observed so far. The clock stops at every due time on the way. Everything that is due by then
     is done on return, except for acts that the hypervisor has not answered for ten seconds. VMs that polled within the
     last 330 seconds (real time, or lab time if that is slower) count as polling throughout, unless `without_polls`.
     Returns the history entries of that time that the caller may see, except the one about the advance itself. Raises
-    Rejected outside a lab, and unless `by_s` is above 0 and at most 366 days. Any other error on the way, such as
+    Rejected outside a lab, or unless `by_s` is above 0 and at most 366 days. Any other error on the way, such as
     Unavailable, leaves the clock where it is then.
     """
     await context.dependencies.flush_observations()
@@ -112,7 +112,7 @@ async def set_clock_speed(context: RequestContext, call: HandlerCall, body: Cloc
     """Set the speed of a lab's clock; 0 stops it.
 
     The speed is in seconds of lab time per second of real time, and survives a restart. The time does not jump. Returns
-    the clock. Raises Rejected outside a lab, and unless the speed is from 0 to 100000, or Unavailable if the store
+    the clock. Raises Rejected outside a lab or unless the speed is from 0 to 100000, and Unavailable if the store
     cannot be written. The history gets an entry.
     """
     await context.control.lab_clock.set_speed(body.speed, who=context.caller_name)
@@ -127,9 +127,9 @@ def _clock_view(context: RequestContext) -> ClockView:
 async def create_backup(context: RequestContext, call: HandlerCall, body: BackupBody) -> BackupView:
     """Write a backup of the database to a new file on the service's machine.
 
-    The history gets an entry about it, unless the store cannot be written. Raises Rejected for a path that is relative,
-    is not allowed or has a missing directory, Refused if the file exists, or the store is only in memory, Unavailable
-    if the file cannot be written: then there is none. Returns its path and size once the file is durable.
+    Returns its path and size once the file is durable. The history gets an entry about it, unless the store cannot be
+    written. Raises Rejected for a path that is relative, is not allowed or has a missing directory, Refused if the file
+    exists or the store is only in memory, and Unavailable if the file cannot be written; then there is none.
     """
     path = Path(body.path)
     if not path.is_absolute() or "\0" in str(path):

@@ -22,7 +22,7 @@ async def set_standing_order(context: RequestContext, call: HandlerCall, body: N
     The new order replaces the present one. Visits so far still count, except for those with another impact; visits
     under way with another impact, notice or windows end and begin again. Returns the order with its progress. Raises
     Rejected unless the interval is an hour to 366 days and the number of hosts 1 to 1,000, for too short a notice, and
-    for wrong windows or blackouts without a window; Refused if the fleet has no host or the hypervisor cannot do it,
+    for wrong windows or blackouts without a window; Refused if the fleet has no host or the hypervisor cannot do it; or
     Unavailable if the store cannot be written. The history gets an entry.
     """
     await context.control.standing_order.set_order(body.to_order(context.caller_name, context.now()))

@@ -92,7 +92,7 @@ async def list_webhooks(context: RequestContext, call: HandlerCall) -> WebhooksV
 async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebhook) -> WebhookWithSecretView:
     """Add a webhook; its secret is in this response only.
 
-    Messages are sent to it from now on, with `from_start` also about the history; the same URL may be added again.
+    Messages are sent to it from now on and, with `from_start`, also about the history; the same URL may be added again.
     Raises NotFound or Refused for an unknown or ambiguous name in `over`; Rejected for a bad URL, resource or secret,
     an address that the service may not call (those of host names are only checked when it sends), or rollouts of a part
     of the fleet; Refused if the receiver does not validate; and Unavailable if the store cannot be written. The history
