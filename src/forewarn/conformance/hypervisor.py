@@ -39,16 +39,17 @@ class HypervisorConformance(ABC):
     async def open(self) -> Hypervisor:
         """Open and return the hypervisor under test; the suite closes it.
 
-        The first call in a test must give one that knows no acts, because tests use the same act ids. A later call in
-        the same test comes after the hypervisor before was closed, perhaps on another event loop, and must find the
-        state that it left.
+        The first call in a test must return one that knows no acts, because tests use the same act ids. A later call in
+        the same test comes after the previous hypervisor was closed, perhaps on another event loop, and must find the
+        state that this one left.
         """
 
     @abstractmethod
     def effects(self, act: Act) -> int:
         """Return how often the act, found by its id, took effect on its VM, such as how often the VM rebooted.
 
-        Count from outside of the hypervisor: it is called while none is open. Only effects in the present test count.
+        Count from outside the hypervisor: the method is called while none is open. Only effects in the present test
+        count.
         """
 
     async def wait_until(self, at: float) -> float:
@@ -61,8 +62,8 @@ class HypervisorConformance(ABC):
     def act(self, verb: Verb, event_id: str = "6D9F3C1A-0000-4000-8000-000000000001") -> Act:
         """Return an act with this verb for the hypervisor to perform, on VM `vm-1` of host `host-1`.
 
-        Each event id gives another act id, and the verb does not change it; a migration or redeploy goes to `host-2`.
-        Override it to name a VM of yours.
+        Each event id leads to another act id, and the verb does not change that; a migration or redeploy goes to
+        `host-2`. Override it to name a VM of yours.
         """
         to_host = "host-2" if verb in _MOVING_VERBS else ""
         return Act(
@@ -106,7 +107,7 @@ class HypervisorConformance(ABC):
     def test_every_verb_can_be_performed(self) -> None:
         """Performs an act of each verb until it is done: each succeeds, and takes effect exactly once.
 
-        The acts are all on one VM, in the order of `Verb`, also after it was deleted; the hypervisor is opened anew for
+        The acts are all on one VM, in the order of `Verb`, even after it was deleted; the hypervisor is opened anew for
         each.
         """
 

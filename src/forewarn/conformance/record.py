@@ -33,7 +33,7 @@ HOUR_S = 3600.0
 
 
 def group_after(lease: LeaseRow, *changes: RowChange, number: int = 1, seq: int = 0) -> RecordGroup:
-    """Return the group of row changes that a node writes as the `number`-th one after it took the lease.
+    """Return the `number`-th group of row changes that a node writes after it took the lease.
 
     A group is what one transaction of the record writes. `lease` is as it was taken; `changes` are the group's rows;
     `seq` is how many history entries were written since. The group's clock is `number` seconds after the lease's.
@@ -59,8 +59,8 @@ class RecordConformance(ABC):
     def open(self) -> SharedRecord:
         """Return a connection to the record under test, which is empty at the first call in a test.
 
-        Later calls in a test return further connections to the same record. The suite closes hardly any of them: do
-        that after the test.
+        Later calls in a test return further connections to the same record. The suite closes hardly any of them: close
+        them after the test.
         """
 
     @abstractmethod
@@ -287,10 +287,10 @@ class RecordConformance(ABC):
         assert record.log_term(1) is None
 
     def test_pruning_keeps_the_last_thousand_groups(self) -> None:
-        """`prune_log` deletes only groups that are old and not among the last 1000; returns how many.
+        """`prune_log` deletes only old groups that are not among the last 1000, and returns how many.
 
-        Old is what is older than the given seconds. `log_after` then raises LogPruned for numbers whose next group is
-        gone.
+        A group is old if its age exceeds the given seconds. `log_after` then raises LogPruned for numbers whose next
+        group is gone.
         """
         record = self.open()
         lease = self.take(record)

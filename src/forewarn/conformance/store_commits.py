@@ -161,8 +161,8 @@ class StoreCommitTests(StoreSuite):
     def test_a_closed_store_rejects_writes_and_has_lost_none(self) -> None:
         """`close` completes the commits that wait; later writes raise Unavailable.
 
-        The message of that says `closed`. The store may be closed twice. Reopened, it has all commits from before and
-        none from after.
+        The message of the error says `closed`. The store may be closed twice. Reopened, it has all commits from before
+        and none from after.
         """
 
         async def write(store: Store) -> None:

@@ -410,7 +410,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(first, second)
 
     def test_maintenance_configurations_and_assignments_are_kept_by_key(self) -> None:
-        """A configuration replaces the one whose id differs only in letter case, also after reopening.
+        """A configuration replaces the one whose id differs only in letter case, even after reopening.
 
         `configurations` and `assignments` are sorted by key. Both are removed by key; unknown keys are ignored.
         """

@@ -28,8 +28,8 @@ class StoreSuite(ABC):
     def run_scenarios(self, *scenarios: StoreScenario) -> None:
         """Run the scenarios in order, each in a new event loop with a newly opened store; close it after each.
 
-        A scenario is an async function of the open store. So the second one shows what survived closing and reopening.
-        Raises what a scenario raises, and then runs no further one.
+        A scenario is an async function of the open store, so the second one shows what survived closing and reopening.
+        Raises what a scenario raises, and then runs no others.
         """
         for scenario in scenarios:
             asyncio.run(self._run_one(scenario))
