@@ -3,7 +3,7 @@
 VMs approve events at the listener of the node, 64 at a time; each approval is durable in PostgreSQL, with a
 synchronous standby, before it is answered. In turn with them, this process commits approvals to a record on other
 servers with the same store, and nothing else. These are approvals of the same events, so each commit has the rows that
-the node writes: scope, event and history entry. All parts share the cores of this machine.
+the node writes: scope, event, gate and history entry. All parts share the cores of this machine.
 """
 
 from __future__ import annotations

@@ -116,23 +116,6 @@ def test_the_events_of_a_host_start_once_all_are_approved() -> None:
     world.close()
 
 
-def test_an_approval_writes_no_gate_that_waits_for_another_vm() -> None:
-    store = GateRecordingStore()
-    world = _start_rollout(store)
-    before = {event.gate_id: store.gate(event.gate_id) for event in world.events()}
-    store.saved_gates.clear()
-    for host in HOSTS:
-        _approve(world, f"{host}-1")
-    assert store.due_gates(world.now) == []
-    world.settle()
-    assert store.saved_gates == []
-    assert {gate_id: store.gate(gate_id) for gate_id in before} == before
-    _approve(world, "h3-0")
-    world.do(world.control.reconciler.catch_up())
-    assert _hosts_with_started_events(world) == {"h3"}
-    world.close()
-
-
 def test_a_gate_whose_other_vm_was_approved_in_an_earlier_process_releases() -> None:
     world = _start_rollout(GateRecordingStore())
     _approve(world, "h1-0")

@@ -39,34 +39,23 @@ class GateService:
         time. An error is raised once those decided together with it are done; the gates after them stay due.
         """
         due = {gate.id: gate for gate in gates}
-        behind = await self._read_events_behind(due)
+        behind = self._store.events_behind_gates(tuple(due))
         is_first = True
         for gate_ids in independent_rounds(_scopes_by_gate(due, behind)):
             for at in range(0, len(gate_ids), _BATCH_SIZE):
                 batch = {gate_id: due[gate_id] for gate_id in gate_ids[at : at + _BATCH_SIZE]}
-                await self._reconcile_batch(batch, behind if is_first else await self._read_events_behind(batch))
+                await self._reconcile_batch(
+                    batch, behind if is_first else self._store.events_behind_gates(tuple(batch))
+                )
                 is_first = False  # this batch has changed scopes: read again
-
-    async def _read_events_behind(self, gate_ids: Iterable[str]) -> GatedEvents:
-        """Read the events behind these gates when no decision about one of them is under way.
-
-        The commit of such a decision does not wake a gate that waits for another event (see `set_awaited_events`), so
-        it would be missed if the gate was decided without it.
-        """
-        gates = tuple(gate_ids)
-        behind = self._store.events_behind_gates(gates)
-        if await self._transactions.wait_for_decisions({event.scope_id for event in behind.scheduled}):
-            behind = self._store.events_behind_gates(gates)
-        return behind
 
     async def _reconcile_batch(self, gates: Mapping[str, Gate], behind: GatedEvents) -> None:
         """Release the gates whose events are all ready; save the next wake-up of the others in one commit."""
         waiting = _events_by_gate(gates, behind)
-        wake_times: dict[str, float | None] = {}
-        for gate_id, gate in gates.items():
-            self._transactions.set_awaited_events(gate_id, ())
-            has_planned = gate_id in behind.gates_with_planned
-            wake_times[gate_id] = None if has_planned else self._wake_at(gate, waiting[gate_id])
+        wake_times = {
+            gate_id: None if gate_id in behind.gates_with_planned else self._wake_at(gate, waiting[gate_id])
+            for gate_id, gate in gates.items()
+        }
         unready = [replace(gates[id_], wakes_at=at) for id_, at in wake_times.items() if at is not _READY_NOW]
         void = [gate for gate in unready if self._has_void_release(gate, waiting[gate.id])]
         await self._save_unready([gate for gate in unready if gate not in void])
@@ -78,7 +67,7 @@ class GateService:
         """Return when to look at the gate again, None for never, or _READY_NOW if its events can start."""
         if not waiting:
             return None
-        return _READY_NOW if self._is_open(gate) else self._next_ready_at(gate, waiting)
+        return _READY_NOW if self._is_open(gate) else self._next_ready_at(waiting)
 
     def _is_open(self, gate: Gate) -> bool:
         return self._transactions.is_gate_released(gate.id)
@@ -143,14 +132,12 @@ class GateService:
                 await self._save_unready(gates[:half])
                 await self._save_unready(gates[half:])
 
-    def _next_ready_at(self, gate: Gate, waiting: list[Event]) -> float | None:
+    def _next_ready_at(self, waiting: list[Event]) -> float | None:
         """Return _READY_NOW if all these events can start, else the time at which they might, or None."""
         now = self._transactions.clock.now()
-        unready = [event for event in waiting if not event.is_ready(now)]
+        unready = [event.not_before for event in waiting if not event.is_ready(now)]
         if unready and all(event.approved_at is not None or not event.is_ready(now) for event in waiting):
-            ready_at = max(event.not_before for event in unready)  # the usual case, decided without reading any scope
-            self._transactions.set_awaited_events(gate.id, [e for e in unready if e.not_before == ready_at])
-            return ready_at
+            return max(unready)  # the usual case after an approval, decided without reading any scope
         instants: list[float | None] = []
         for event in waiting:
             scope = self._transactions.load(event.scope_id)

@@ -17,7 +17,6 @@ from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.acts import live_migrations, vms_needing_destination
 from forewarn.core.commit import Commit, merge_commits, new_destinations, new_hosts_of_vms, scope_commit
 from forewarn.core.decision import DecisionContext, HostSilence, Policy
-from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.placement import NO_HINTS, DestinationHints
 from forewarn.core.planning import may_start_at_once
@@ -59,7 +58,6 @@ class ScopeTransactions:
         # Callers in this process wait for each other per scope; writers in other processes cause Conflicts.
         self._scope_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._gates: dict[str, bool] = {}  # gate id → may its events start; a bounded cache
-        self._awaited_events: dict[str, tuple[Event, ...]] = {}  # gate id → see `set_awaited_events`; bounded, too
 
     def context_for(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> DecisionContext:
         """Return the context of a decision about this scope now, without destinations: no VM could move.
@@ -145,7 +143,7 @@ class ScopeTransactions:
             with self.deciding(scope, planned) as context:
                 decided = with_next_wake(decision(scope, context), context)
                 if decided != scope or extra_commit is not EMPTY_COMMIT:
-                    change = self._without_needless_wakes(self._commit_for(scope, decided), context.now)
+                    change = self._commit_for(scope, decided)
                     merged = change if extra_commit is EMPTY_COMMIT else merge_commits(extra_commit, change)
                     await self.store.commit(merged)
             return decided
@@ -158,7 +156,8 @@ class ScopeTransactions:
         """Remember which gates a commit released, for later contexts. Called for every commit, in order."""
         for gate in applied.commit.gates:
             self._gates[gate.id] = gate.released_at is not None
-        _drop_oldest(self._gates)
+        while len(self._gates) > _MAX_CACHED_GATES:
+            del self._gates[next(iter(self._gates))]
 
     def is_gate_released(self, gate_id: str) -> bool:
         """Return whether the events behind a gate may start; False if it does not exist. Raises Unavailable.
@@ -174,48 +173,6 @@ class ScopeTransactions:
             self._gates[gate_id] = known
         return known
 
-    def set_awaited_events(self, gate_id: str, events: Sequence[Event]) -> None:
-        """Note that a gate cannot release before all these events are ready; () forgets what was noted before.
-
-        Kept in memory only. As long as one of them is not ready, `run` does not wake the gate for commits of other
-        scopes than its own: the gate would only be decided as before. The gate must be due at their NotBefore, or
-        earlier; all have the same, which does not change while an event is scheduled.
-        """
-        self._awaited_events.pop(gate_id, None)
-        if events:
-            self._awaited_events[gate_id] = tuple(events)
-            _drop_oldest(self._awaited_events)
-
-    async def wait_for_decisions(self, scope_ids: Iterable[str]) -> bool:
-        """Wait until `run` decides about none of these scopes; return whether it did about any of them."""
-        scopes, has_waited = tuple(scope_ids), False
-        while busy := [lock for lock in map(self._scope_locks.get, scopes) if lock is not None and lock.locked()]:
-            has_waited = True
-            for lock in busy:
-                async with lock:
-                    pass
-        return has_waited
-
-    def _without_needless_wakes(self, commit: Commit, now: float) -> Commit:
-        """Return the commit of one scope without the gates that wait for an event of another scope anyway."""
-        (scope,) = commit.scopes
-        gates = tuple(gate_id for gate_id in commit.wake_gates if not self._waits_elsewhere(gate_id, scope.id, now))
-        return commit if gates == commit.wake_gates else replace(commit, wake_gates=gates)
-
-    def _waits_elsewhere(self, gate_id: str, scope_id: str, now: float) -> bool:
-        """Return whether a gate waits for an event of another scope; a commit of that scope wakes it in time."""
-        awaited = self._awaited_events.get(gate_id, ())
-        return any(event.scope_id != scope_id and self._is_still_unready(event, now) for event in awaited)
-
-    def _is_still_unready(self, event: Event, now: float) -> bool:
-        """Return whether an event waits for its approval; False if it might be approved at this moment."""
-        lock = self._scope_locks.get(event.scope_id)
-        if lock is not None and lock.locked():
-            return False
-        scope = self.store.scope(event.scope_id)
-        current = scope.event(event.id) if scope is not None else None
-        return current is not None and current.status is EventState.SCHEDULED and not current.is_ready(now)
-
     def forget_gate(self, gate_id: str) -> None:
         """Drop the cached answer of `is_gate_released` for a gate, so that the store is read again.
 
@@ -225,11 +182,6 @@ class ScopeTransactions:
 
     def _has_any_started(self, gate_id: str) -> bool:
         return any(event.started_at is not None for event in self.store.events(gate_id=gate_id))
-
-
-def _drop_oldest(cache: dict[str, Any]) -> None:
-    while len(cache) > _MAX_CACHED_GATES:
-        del cache[next(iter(cache))]
 
 
 async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -> T:
