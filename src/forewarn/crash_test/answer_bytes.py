@@ -93,7 +93,7 @@ class AnswerReader:
     def keeps_connection(self) -> bool:
         """Whether the service keeps the connection open after this answer. Valid once its head is complete.
 
-        False if the answer says `Connection: close`. False too if it has neither Content-Length nor Transfer-Encoding
+        False if the answer says `Connection: close`. Also False if it has neither Content-Length nor Transfer-Encoding
         and is not a 304: then only the end of the connection ends it.
         """
         is_closing = any(name.lower() == "connection" and value.lower() == "close" for name, value in self._headers)
@@ -108,7 +108,7 @@ class AnswerReader:
     def answer(self) -> ServiceAnswer:
         """The answer with status, headers and body, valid once it is complete.
 
-        Its headers are without those of framing and connection (Content-Length, Transfer-Encoding, Connection,
+        Its headers lack the headers of framing and connection (Content-Length, Transfer-Encoding, Connection,
         Keep-Alive).
         """
         headers = tuple((name, value) for name, value in self._headers if name.lower() not in _FRAMING)

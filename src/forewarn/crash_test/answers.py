@@ -33,9 +33,9 @@ from forewarn.protocol.versions import VERSIONS
 class ServiceAnswer:
     """An HTTP answer of the service, or one that the proxy sends instead.
 
-    `headers` of the service have no Content-Length, Transfer-Encoding and Connection; the proxy adds what is needed
-    when it sends the answer. If `headers` have a Content-Length, that is sent even if it is wrong. With
-    Transfer-Encoding: chunked in `headers`, the body is sent in chunks, unless the request is of HTTP/1.0.
+    `headers` from the service lack Content-Length, Transfer-Encoding and Connection; the proxy adds what is needed when
+    it sends the answer. If `headers` have a Content-Length, that is sent even if it is wrong. With Transfer-Encoding:
+    chunked in `headers`, the body is sent in chunks, unless the request is of HTTP/1.0.
     """
 
     status: int  # the HTTP status
@@ -60,8 +60,8 @@ class SpoiledAnswer:
     """How the proxy answers instead of the service; a script gives it to `Stage.substitute`.
 
     The service still gets the request and acts on it, unless `withholds_request`. The handler gets what `transform`, a
-    pure function, makes of its answer (of an empty 200 if withheld). If that is the service's own, sent as usual, it
-    does not count as a substitute. `never_answers` goes before `delay_s`, and that before `resets`.
+    pure function, makes of the service's answer (of an empty 200 if withheld). The service's own answer, sent as usual,
+    does not count as a substitute. `never_answers` overrides `delay_s`, which overrides `resets`.
     """
 
     name: str  # as timelines and reports show it, such as "status 503"
@@ -134,7 +134,7 @@ def redirect(location: str = "/sign-in", code: int = 302) -> SpoiledAnswer:
 
 
 def unauthorized() -> SpoiledAnswer:
-    """Make a substitute: 401 for all requests, as the metadata security protocol gives unsigned ones.
+    """Make a substitute: 401 for all requests, as the metadata security protocol answers unsigned ones.
 
     The service does not get them.
     """
@@ -160,8 +160,8 @@ def throttled(retry_after: int | str | None = 1, *, concerns: Concerns = Concern
 def version_refused(served: tuple[str, ...] = ()) -> SpoiledAnswer:
     """Make a substitute: 400 with the service's text for all api-versions but those in `served`.
 
-    The text lists the newest three of `served`. By default it lists those of all api-versions, and every request is
-    refused. The service does not get refused requests.
+    The text lists the newest three of `served`. By default it lists the newest three of all api-versions, and every
+    request is refused. The service does not get refused requests.
     """
     return replace(
         _whole_answer("api-version refused with 400", unsupported_version(served or VERSIONS), Concerns.ALL),
@@ -183,8 +183,8 @@ def version_unknown(served: tuple[str, ...] = ()) -> SpoiledAnswer:
 def approval_refused(code: int, retry_after: int | None = None) -> SpoiledAnswer:
     """Make a substitute: refuse approvals with this status; the service does not get them.
 
-    The bodies of 400, 429, 500 and 503 are in the service's words, another is as for `status`. `retry_after`: seconds;
-    None: without the header, but a 503 asks for five seconds, as the service does.
+    The bodies of 400, 429, 500 and 503 are in the service's words, other bodies are as for `status`. `retry_after` is
+    in seconds; None means no header, but a 503 asks for five seconds, as the service does.
     """
     bodies = {
         400: bad_request("The request could not be handled"),
@@ -214,7 +214,7 @@ def iso_dates() -> SpoiledAnswer:
 
 
 def empty_not_before() -> SpoiledAnswer:
-    """Make a substitute: polls get documents with NotBefore "" in every event, also in Scheduled ones."""
+    """Make a substitute: polls get documents with NotBefore "" in every event, even in Scheduled ones."""
     return _edited_events('NotBefore ""', lambda event: event.update(NotBefore=""))
 
 
@@ -276,7 +276,7 @@ def older_document() -> SpoiledAnswer:
 
 
 def same_document(body: bytes) -> SpoiledAnswer:
-    """Make a substitute: polls get this body, a document of earlier, instead of the current document.
+    """Make a substitute: polls get this body, an earlier document, instead of the current document.
 
     Answers that are not documents, such as a 304, stay as they are.
     """
@@ -301,7 +301,7 @@ def repeated_events() -> SpoiledAnswer:
 def huge_document(other_events: int = 4000) -> SpoiledAnswer:
     """Make a substitute: polls get this many events of other VMs first; 4000 make more than 1 MB.
 
-    Their NotBefore is 15 to 30 minutes after the Date of the answer ("" without one), the same for 15 minutes.
+    Their NotBefore is 15 to 30 minutes after the Date of the answer ("" without one), constant for 15 minutes.
     """
 
     def transform(answer: ServiceAnswer) -> ServiceAnswer:
@@ -341,7 +341,7 @@ def truncated_body() -> SpoiledAnswer:
 def chunked_transfer() -> SpoiledAnswer:
     """Make a substitute: the service's own answers with Transfer-Encoding: chunked, to all requests.
 
-    Not for HTTP/1.0 and answers without a body. A chunk has at most 256 bytes, so that a document needs several.
+    HTTP/1.0 and answers without a body are left alone. A chunk has at most 256 bytes: a document needs several.
     """
 
     def transform(answer: ServiceAnswer) -> ServiceAnswer:
@@ -363,7 +363,7 @@ def slow_body(seconds: float, *, concerns: Concerns = Concerns.POLLS) -> Spoiled
 def late_answer(seconds: float, *, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
     """Make a substitute: the service's own answers, this many seconds (real time) later.
 
-    `concerns` says to which requests. The service has got the request at once, and acted on it.
+    `concerns` says for which requests. The service gets the request at once, and acts on it.
     """
     return SpoiledAnswer(name=f"an answer after {seconds:g} s", delay_s=seconds, concerns=concerns)
 
@@ -371,7 +371,7 @@ def late_answer(seconds: float, *, concerns: Concerns = Concerns.ALL) -> Spoiled
 def never_answers(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
     """Make a substitute: no answer; the connection stays open until the handler closes it.
 
-    `concerns` says which requests. The service has got the request and acted on it.
+    `concerns` says for which requests. The service gets the request and acts on it.
     """
     return SpoiledAnswer(name="no answer", never_answers=True, concerns=concerns)
 
@@ -382,7 +382,7 @@ def resets_connections(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
 
 
 def refuses_connections() -> SpoiledAnswer:
-    """Make a substitute: refuse new connections, close open ones, until another is set, despite `times`."""
+    """Make a substitute: refuse new connections and close open ones until another is set, despite `times`."""
     return SpoiledAnswer(name="connection refused", refuses_connections=True)
 
 
@@ -449,8 +449,8 @@ def _edit(answer: ServiceAnswer, edit: Callable[[_Json], object]) -> ServiceAnsw
 def edited_documents(name: str, edit: Callable[[dict[str, object]], object]) -> SpoiledAnswer:
     """Make a substitute that lets `edit` change each document (a JSON object) in place.
 
-    `name` is shown in timelines. Only answers to polls are changed; bodies that are not a document, and those that
-    `edit` leaves as they are, are the service's own. What `edit` returns is ignored. A changed answer is compact JSON
+    `name` is shown in timelines. Only answers to polls are changed; bodies that are not a document, and documents that
+    `edit` leaves as they are, stay the service's own. What `edit` returns is ignored. A changed answer is compact JSON
     without an ETag.
     """
     return SpoiledAnswer(name=name, transform=lambda answer: _edit(answer, edit), concerns=Concerns.POLLS)

@@ -33,11 +33,11 @@ def approved(event: int = 0, *, margin_s: float = 2.0, despite_disturbance: bool
     """Demand that the handler approves the event `margin_s` before NotBefore or earlier; later is slow.
 
     An approval after NotBefore, or none, is a failure; only approvals that got a 2xx count. A handler that claims to
-    approve for its scope may do so on any VM, another one on a VM of the event. Applies to handlers that claim to
-    approve. The outcome is unknown if the event was withdrawn before an approval, had no notice or was never published,
-    if the machine was too slow, if the case left too little time to poll, or ended before NotBefore without an
-    approval; with `despite_disturbance`, substitute answers are no excuse. `event` is its number in the order of
-    publication, from 0.
+    approve for its scope may do so on any VM, other handlers only on a VM of the event. Applies to handlers that claim
+    to approve. The outcome is unknown if the event was withdrawn before an approval, had no notice or was never
+    published, if the machine was too slow, if the case left too little time to poll, or if it ended before NotBefore
+    without an approval; with `despite_disturbance`, substitute answers are no excuse. `event` is its number in the
+    order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -91,7 +91,7 @@ def not_approved(event: int = 0) -> Demand:
     """Demand that the handler on the judged VM sends no approval of this event, not even a refused one.
 
     `event` is its number in the order of publication, from 0. Applies to handlers that do not claim to approve for
-    their scope. Without an approval, the outcome is unknown if no poll got the event; also if it was never published.
+    their scope. Without an approval, the outcome is unknown if no poll got the event, or it was never published.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -167,11 +167,11 @@ def approves_nothing() -> Demand:
 def approved_only_after_prepared(event: int = 0) -> Demand:
     """Demand that the handler on the judged VM approves the event only once it is prepared.
 
-    What the probe `prepared` (a command of the user) said when the first approval arrived, accepted or refused,
-    decides. If it gave no answer then, it must have turned to yes after the publication, and at most 1.5 s after the
+    The probe `prepared` (a command of the user) decides, by its answer when the first approval arrived, accepted or
+    refused. If it gave no answer then, it must have turned to yes after the publication, and at most 1.5 s after the
     approval. A handler that does not approve passes. The outcome is unknown if the probe said yes before the event was
-    published, or the event never was. Needs the probe `prepared`; applies to handlers that claim to approve and to
-    prepare. `event` is its number in the order of publication, from 0.
+    published, or the event was never published. Needs the probe `prepared`; applies to handlers that claim to approve
+    and to prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -207,11 +207,11 @@ def retried_after_refusal(event: int = 0, *, within_s: float = 10.0, at_most_s: 
     """Demand that, after the last refused approval, one is accepted within `within_s` seconds.
 
     Accepted means a 2xx, refused any other answer or none; refusals after the first acceptance do not count. Until
-    `at_most_s` it is slow, later or never a failure; both are seconds of the service's clock, without those in which
-    the handler could not poll. A handler that never tried to approve fails if it had the event and 5 s for it,
-    otherwise its outcome is unknown. The outcome is unknown too if no approval was refused, the event was never
-    published, the machine was too slow, or the case ended before `at_most_s` without an accepted one. Applies to
-    handlers that claim to approve. `event` is its number in the order of publication, from 0.
+    `at_most_s` the outcome is slow; later or never is a failure. Both limits are seconds of the service's clock, not
+    counting those in which the handler could not poll. A handler that never tried to approve fails if it had the event
+    and 5 s for it, otherwise its outcome is unknown. The outcome is also unknown if no approval was refused, the event
+    was never published, the machine was too slow, or the case ended before `at_most_s` without an accepted one. Applies
+    to handlers that claim to approve. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:

@@ -23,7 +23,7 @@ _MAX_INCARNATION = 2**31  # beyond, a case has made it up
 
 
 def listen_for_handler(address: str) -> socket.socket:
-    """Return a new socket that listens on `address`, written ADDRESS:PORT; port 0 is any free one.
+    """Return a new socket that listens on `address`, written ADDRESS:PORT; port 0 means any free port.
 
     ADDRESS may be a host name, which is resolved to IPv4; an IPv6 address is in brackets; "" means all IPv4 addresses.
     The caller closes the socket. Raises Rejected, with what to do instead, if the text is no address and port or the
@@ -76,7 +76,7 @@ class AttachedHandler:
     of cases, and sees one VM with one event after the other. The caller closes `listener`. `claims` say how often it
     polls, `probes` has shell commands, which run on this machine, `speed` is seconds of the service's clock per real
     second, `seed` decides random times of the scripts. `vm` must not be "", and is not checked here: the methods raise
-    Rejected if no VM can be called so. Use it on one event loop.
+    Rejected if no VM can have this name. Use it on one event loop.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class AttachedHandler:
         """Run a case once the handler polls, and return what was observed, not judged.
 
         First the handler must poll twice; if it does not within a minute and two claimed intervals (real time), the
-        result has a `problem`, and nothing else. With the probe `prepared`, waits up to 20 s more for a no of it. A
-        script that fails or takes too long gives a `problem` too. The case must be attachable: see
-        `why_not_attachable`. Run one case at a time, each once the one before has returned. Seeds Python's `random`.
+        result has a `problem`, and nothing else. With the probe `prepared`, waits up to 20 s more for it to say no. If
+        a script fails or takes too long, the result also has a `problem`. The case must be attachable: see
+        `why_not_attachable`. Run one case at a time, each after the one before has returned. Seeds Python's `random`.
         Raises Rejected if no VM can have the handler's VM name.
         """
         random.seed(f"{self._seed}/{case.id}")

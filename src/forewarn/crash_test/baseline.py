@@ -18,7 +18,7 @@ _PLACEHOLDER = "known: say why"  # the reason of a failure, until the user write
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineComparison:
-    """Which failures of a crash test are new, beside its baseline (the failures known before).
+    """Which failures of a crash test are new, compared with its baseline (the failures known before).
 
     `compare_with_baseline` makes it. All fields are ids of cases, in the order of the result.
     """
@@ -33,7 +33,7 @@ def load_baseline(path: Path, known_cases: Collection[str]) -> dict[str, str]:
 
     The file is TOML: a table `expected-failures`, and no other, with a line `CASE = "reason"` for each case. Raises
     Rejected, with what to write instead, for a file that cannot be used, a case that is not one of `known_cases` (ids),
-    or a reason that is empty or no text.
+    or a reason that is empty or not text.
     """
     try:
         text = path.read_text(encoding="utf-8")

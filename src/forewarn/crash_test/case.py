@@ -18,7 +18,7 @@ Script = Callable[[Stage], Awaitable[None]]
 
 
 class Need(StrEnum):
-    """What a case needs, beside a handler that polls: CONTROL, NAMESPACES or SEVERAL_VMS.
+    """What a case needs, besides a handler that polls: CONTROL, NAMESPACES or SEVERAL_VMS.
 
     CONTROL: the crash test starts, kills and restarts the program. NAMESPACES: the handler runs in a VM of namespaces,
     for reboots, full disks and 169.254.169.254. SEVERAL_VMS: copies of the handler run on VMs that share a scope.
@@ -109,7 +109,7 @@ class Case:
 def judge_case(case: Case, observed: Observed) -> Verdict:
     """Return the verdict on the handler in this case: one finding per demand, in their order.
 
-    A pure function: it judges what was observed, and runs nothing. A remedy is in the findings that failed or are slow.
+    A pure function: it judges what was observed, and runs nothing. Findings that failed or are slow have a remedy.
     """
     findings = tuple(_judge_demand(demand, observed) for demand in case.demands)
     return Verdict(case=case.id, severity=case.severity, is_rare=case.is_rare, findings=findings)

@@ -14,7 +14,7 @@ def load_case_file(path: Path) -> tuple[Case, ...]:
 
     Their ids are not checked: see `combine_cases`. The process of each case runs the file again. Raises Rejected, with
     the file and what to do instead, if it cannot be read, is not Python, raises or exits, or has no list or tuple of
-    that name with only cases.
+    that name that holds only cases.
     """
     if path.is_dir():
         raise Rejected(f"the case file {str(path)!r} is a directory: name a Python file in it")

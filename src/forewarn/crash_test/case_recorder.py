@@ -41,9 +41,9 @@ class CaseRecorder:
     """Collects the observations of one case while it runs, and lets its script wait for some of them.
 
     `clock` is the service's clock; times are its seconds since the recorder was made, or since `restart`. After
-    MAX_REQUESTS (5000) requests and connections, only some more are kept, of the same kind at least THINNED_INTERVAL_S
-    (0.2 s) apart; all of them wake waiters. The attribute `problem` says why the case must not be judged ("": it may
-    be). `finish` ends the recording. Use it on one event loop.
+    MAX_REQUESTS (5000) requests and connections, only some more are kept, those of the same kind at least
+    THINNED_INTERVAL_S (0.2 s) apart; all of them wake waiters. The attribute `problem` says why the case must not be
+    judged ("": it may be). `finish` ends the recording. Use it on one event loop.
     """
 
     def __init__(self, clock: LabClock) -> None:
@@ -74,10 +74,10 @@ class CaseRecorder:
         await self._clock.sleep_until(self._clock.now() + seconds)
 
     def record(self, observation: Observation) -> None:
-        """Keep an observation and wake those who wait for it; does nothing after `finish`.
+        """Keep an observation and wake its waiters; does nothing after `finish`.
 
-        After 5000 requests and connections, a Disturbance is added that says so, and only some more are kept, of the
-        same kind at least 0.2 s apart; all of them wake waiters.
+        After 5000 requests and connections, a Disturbance is added that says so, and only some more are kept, those of
+        the same kind at least 0.2 s apart; all of them wake waiters.
         """
         if self._is_closed:
             return

@@ -42,7 +42,7 @@ class Approves(StrEnum):
 class HandlerClaims(msgspec.Struct, frozen=True, kw_only=True):
     """What a handler says it does; the crash test demands nothing else of it.
 
-    A claims file of the user or the defaults of the profile (DEFAULT_CLAIMS) give it.
+    It comes from a claims file of the user, or is the default of the profile (DEFAULT_CLAIMS).
     """
 
     approves: Approves = Approves.NONE  # whose events it approves
@@ -66,7 +66,7 @@ _MAX_POLL_INTERVAL_S = 3600.0
 
 
 def load_claims(path: Path, profile: HandlerProfile) -> HandlerClaims:
-    """Read a claims file (TOML) and return its claims; those it lacks are the defaults of the profile.
+    """Read a claims file (TOML) and return its claims; missing claims get the defaults of the profile.
 
     Its keys are approves (none, own or scope), prepares, recovers, survives-restart, one-shot (true or false) and
     polls-every (a duration up to an hour). Raises Rejected, with the file and what to write instead, if it cannot be
@@ -155,7 +155,7 @@ def _read_claim(key: str, value: object, source: str) -> object:
 def read_poll_interval(value: object, source: str) -> float:
     """Return the seconds of a poll interval, given as a number of seconds or as text such as `5s`.
 
-    `source` begins the messages. Raises Rejected, with what to write instead, if it is no duration above 0 and of up to
+    `source` begins the messages. Raises Rejected, with what to write instead, if it is not a duration above 0 and up to
     an hour.
     """
     try:

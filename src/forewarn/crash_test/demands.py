@@ -44,12 +44,12 @@ from forewarn.crash_test.verdict import CaseOutcome
 def noticed(event: int = 0, *, within_s: float | None = None, at_most_s: float | None = None) -> Demand:
     """Demand that a poll gets the event within `within_s` of its publication; slow until `at_most_s`.
 
-    Polls of the handler on the judged VM count, also those that got a substitute document with the event. `event` is
-    its number in the order of publication, from 0; limits are seconds of the service's clock. By default the limits are
-    the poll interval that the handler claims plus 2 s, and three intervals plus 5 s. A poll after NotBefore is a
+    Polls of the handler on the judged VM count, including those that got a substitute document with the event. `event`
+    is its number in the order of publication, from 0; limits are seconds of the service's clock. By default the limits
+    are the poll interval that the handler claims plus 2 s, and three intervals plus 5 s. A poll after NotBefore is a
     failure, unless the first limit is later. Time in which the handler could not poll does not count. The outcome is
-    unknown if the machine was too slow, the event was never published, or no poll got it in time and it disappeared, or
-    the case ended, before the second limit. Applies to all handlers.
+    unknown if the machine was too slow, the event was never published, or no poll got it in time and, before the second
+    limit, it disappeared or the case ended. Applies to all handlers.
     """
     limit = "its claimed poll interval" if within_s is None else f"{within_s:g} s"
 
@@ -79,11 +79,11 @@ def noticed_before_start(
 ) -> Demand:
     """Demand that a poll gets the event `margin_s` seconds before its NotBefore or earlier.
 
-    Polls of the handler on the judged VM count. Until `least_s` before NotBefore it is slow, later or never a failure.
-    `event` is its number in the order of publication, from 0. The outcome is unknown if the event had no notice or was
-    never published, the machine was too slow, the case left too little time to poll, or ended before the second limit
-    without such a poll. With `despite_disturbance`, substitute answers are no excuse: a handler must be able to use
-    them. Applies to all handlers.
+    Polls of the handler on the judged VM count. A poll until `least_s` before NotBefore is slow; later or never is a
+    failure. `event` is its number in the order of publication, from 0. The outcome is unknown if the event had no
+    notice or was never published, the machine was too slow, the case left too little time to poll, or ended before the
+    second limit without such a poll. With `despite_disturbance`, substitute answers are no excuse: a handler must be
+    able to use them. Applies to all handlers.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -110,7 +110,7 @@ def prepared_before_start(event: int = 0, *, margin_s: float = 1.0, already_coun
 
     A yes of the probe up to 1.5 s after the start is not too late yet. If the event started before NotBefore, because
     it was approved, a yes by then is in time. A probe that says yes before the event was published proves nothing
-    (unknown), because an earlier event may be why; with `already_counts` it passes. The outcome is unknown too if the
+    (unknown), because an earlier event may be why; with `already_counts` it passes. The outcome is also unknown if the
     event had no notice or was never published, the machine was too slow, the case left too little time to poll or ended
     before the start, or the handler may have been prepared before its VM went down. Needs the probe `prepared`; applies
     to handlers that claim to prepare. `event` is its number in the order of publication, from 0.
@@ -127,7 +127,7 @@ def reacted(event: int = 0, *, already_counts: bool = False, despite_disturbance
     """Demand a visible reaction before the event starts: the handler is prepared, or it approves.
 
     For cases in which a handler must understand a document. If it claims to prepare and the user gave the probe
-    `prepared`, only the preparation counts, as in `prepared_before_start` without a margin, also one from before the
+    `prepared`, only the preparation counts, as in `prepared_before_start` without a margin, even one from before the
     publication if `already_counts`. Otherwise an approval counts, as in `approved`; if a handler that claims to prepare
     does not approve before NotBefore, the outcome is unknown. With `despite_disturbance`, substitute answers are no
     excuse. Applies to handlers that claim to prepare or to approve. `event` is its number in the order of publication,
@@ -181,10 +181,10 @@ def prepared_at_start(event: int = 0) -> Demand:
     """Demand that a handler that was prepared for the event still is, or is again, when it starts.
 
     If the platform acts on its VM only later, that moment counts. A handler that lost its preparation needs a claimed
-    poll interval and 5 s before the start to prepare again: with less, the outcome is unknown. It is unknown too if the
-    handler was never prepared, the machine was too slow, or the event was never published or has no known start. Needs
-    the probe `prepared`; applies to handlers that claim to prepare. `event` is its number in the order of publication,
-    from 0.
+    poll interval and 5 s before the start to prepare again: with less, the outcome is unknown. It is also unknown if
+    the handler was never prepared, the machine was too slow, or the event was never published or has no known start.
+    Needs the probe `prepared`; applies to handlers that claim to prepare. `event` is its number in the order of
+    publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -249,9 +249,9 @@ def not_prepared_for(event: int = 0) -> Demand:
 def prepared_at_most_once(event: int = 0, *, until_start: bool = False) -> Demand:
     """Demand that the handler prepares for the same event at most once, even after a restart.
 
-    Each turn of the probe `prepared` to yes after the publication is a preparation. Those after the next event was
-    published do not count; with `until_start`, only those before the event starts do. A handler that does not prepare
-    passes. Needs that probe; applies to handlers that claim to prepare. `event` is its number in the order of
+    Each turn of the probe `prepared` to yes after the publication is a preparation. Preparations after the next event
+    was published do not count; with `until_start`, only those before the event starts do. A handler that does not
+    prepare passes. Needs that probe; applies to handlers that claim to prepare. `event` is its number in the order of
     publication, from 0; the outcome is unknown if it was never published.
     """
 
@@ -278,10 +278,10 @@ def prepared_at_most_once(event: int = 0, *, until_start: bool = False) -> Deman
 def recovered(event: int = 0, *, within_s: float = 10.0, at_most_s: float = 25.0) -> Demand:
     """Demand that the application works again within `within_s` of the event's end.
 
-    Until `at_most_s` it is slow; both limits are seconds of the service's clock, without those in which the handler
-    could not poll, and 1.5 s more for the probe. The application must still work when the case ends. The event may have
-    been carried out or withdrawn. The outcome is unknown if the event was never published or still listed at the end,
-    the machine was too slow, or the case ended before the second limit. Needs the probe `recovered`; applies to
+    Until `at_most_s` it is slow; both limits are seconds of the service's clock, not counting those in which the
+    handler could not poll, plus 1.5 s for the probe. The application must still work when the case ends. The event may
+    have been carried out or withdrawn. The outcome is unknown if the event was never published or still listed at the
+    end, the machine was too slow, or the case ended before the second limit. Needs the probe `recovered`; applies to
     handlers that claim to recover. `event` is its number in the order of publication, from 0.
     """
 
@@ -321,7 +321,7 @@ def recovered(event: int = 0, *, within_s: float = 10.0, at_most_s: float = 25.0
 def if_survives_restart(demand: Demand) -> Demand:
     """Return a copy of the demand that applies only to handlers that claim to survive a restart.
 
-    The copy applies only where the given demand does, too; for other handlers the outcome is not applicable.
+    It also applies only where the given demand does; for other handlers the outcome is not applicable.
     """
     return replace(demand, applies=lambda claims: claims.survives_restart and demand.applies(claims))
 

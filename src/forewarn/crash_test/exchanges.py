@@ -79,9 +79,9 @@ class Exchange:
     def observation(self, vm: str, by: Poller) -> Polled | Approved | OtherRequest:
         """Return what the timeline shows of this exchange: a poll, an approval, or another request.
 
-        `vm` is the VM's name, `by` who sent the request. Of a document, it shows the events that are in the service's
-        own answer too, and the first 20 others. Only a 200 can have a document. Method and path (without the query) of
-        another request are cut at 200 characters. Records nothing.
+        `vm` is the VM's name, `by` who sent the request. Of a document, it shows the events that are also in the
+        service's own answer, and the first 20 others. Only a 200 can have a document. Method and path (without the
+        query) of another request are cut at 200 characters. Records nothing.
         """
         match self.kind:
             case RequestKind.POLL:

@@ -75,11 +75,11 @@ def deadline_after(spans: Sequence[Span], start: float, seconds: float) -> float
 def why_machine_was_slow(observed: Observed, start: float, deadline: float, event: str = "") -> str:
     """Return why a deadline cannot be held against the handler, as a clause; "" if it can.
 
-    The reference poller, a plain poller beside the handler, had no answer in the whole case; or it got the event (an
-    id; "": none) only after the deadline or never. Or, between `start` and `deadline`, it had no answer for more than 3
-    s and a quarter of the time, or the handler had to wait for a CPU for more than 3 s and a tenth of the time. With an
-    event and a handler that approves for its scope, the last reason counts for its copy on any VM, as copies wait for
-    each other. Times are seconds since the start of the case.
+    It cannot if the reference poller, a plain poller beside the handler, had no answer in the whole case, or got the
+    event (an id; "": none) only after the deadline or never. Nor can it if, between `start` and `deadline`, that poller
+    had no answer for more than 3 s and a quarter of the time, or the handler had to wait for a CPU for more than 3 s
+    and a tenth of the time. With an event and a handler that approves for its scope, the last reason counts for its
+    copy on any VM, as copies wait for each other. Times are seconds since the start of the case.
     """
     timeline = observed.timeline
     answered = [
@@ -119,7 +119,7 @@ def _longest_starved(timeline: Timeline, start: float, end: float, only_vm: str)
 
 
 def longest_gap(times: Sequence[float], start: float, end: float) -> float:
-    """Return the longest time between `start` and `end` without one of these sorted times in it.
+    """Return the longest time between `start` and `end` that has none of these sorted times in it.
 
     All `times` must be from `start` to `end`; without any, the result is `end - start`.
     """

@@ -43,8 +43,8 @@ def grade_handler(verdicts: Sequence[Verdict]) -> GradeReport:
     """Return the grade that follows from the verdicts of one profile, with the cases that decide it.
 
     The worst case decides: a failure that loses work gives an F, or a D if the case is rare; one that touches another
-    VM an F, one that delays the platform a C; noise, and what is slow, a B. If an outcome is unknown and its failure
-    would lose work, the handler has no A or B: it is incomplete. Without an applicable case it is not run.
+    VM an F, one that delays the platform a C; noise and slowness a B. If an outcome is unknown and its failure would
+    lose work, the handler has no A or B: it is incomplete. Without an applicable case the grade is NOT_RUN.
     """
     applicable = [verdict for verdict in verdicts if verdict.outcome is not CaseOutcome.NOT_APPLICABLE]
     if not applicable:

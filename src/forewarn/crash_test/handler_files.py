@@ -41,7 +41,7 @@ def copy_user_directory(source: Path, target: Path) -> None:
 
     Small is up to 256 KiB, and 8 MiB in all. Directories become links too, so files in them are shared. Sockets and
     pipes are left out, and so is everything after the first 5000 entries, by name. Entries that cannot be read are
-    skipped. `target` exists and is empty. OSError if `source` cannot be listed.
+    skipped. `target` exists and is empty. Raises OSError if `source` cannot be listed.
     """
     left = _MAX_COPIED_TOTAL
     for entry in sorted(source.iterdir())[:_MAX_ENTRIES]:
@@ -59,7 +59,8 @@ def prepare_vm_files(spec: HandlerSpec) -> VmFiles:
     The directories are in `spec.directory`, where they must not exist yet. The VM's disk, of 32 MiB, starts with the
     files of the user's directory: small ones as copies, large ones and directories as links to the user's own (see
     `copy_user_directory`). Of the machine's /tmp the VM sees only what the handler needs: its files, its program, and
-    the paths in its environment. Mounts nothing. OSError if a directory cannot be created, or the user's not be listed.
+    the paths in its environment. Mounts nothing. Raises OSError if a directory cannot be created, or the user's cannot
+    be listed.
     """
     names = ("disk", "contents", "tmp", "ephemeral")
     disk, contents, tmp, _ = directories = [spec.directory / name for name in names]

@@ -47,7 +47,7 @@ class HandlerMachine(Protocol):
 
     Call `open` first, on the event loop, then `start` and the others, one operation at a time, and `close` last. The
     implementations are a VM of namespaces, a plain child of this process, and a handler that runs elsewhere. The
-    methods of the first raise OSError if the VM is gone.
+    methods of a VM of namespaces raise OSError if the VM is gone.
     """
 
     has_own_disk: bool  # whether its disk can be filled without harm to others
@@ -57,8 +57,8 @@ class HandlerMachine(Protocol):
         """Begin to watch, and return the listening socket of the metadata endpoint; starts nothing.
 
         `on_output` gets what the program writes (stdout and stderr, in pieces), `on_exit` how it ended, each time, for
-        any reason; both are called on the event loop; a handler that runs elsewhere calls neither. The socket is
-        non-blocking; the caller closes it. Call it once, before `start`. OSError if it cannot listen.
+        any reason; both are called on the event loop, but neither for a handler that runs elsewhere. The socket is
+        non-blocking; the caller closes it. Call it once, before `start`. Raises OSError if it cannot listen.
         """
 
     async def start(self, *, is_boot: bool) -> None:
@@ -71,8 +71,8 @@ class HandlerMachine(Protocol):
     async def end_processes(self, number: int) -> None:
         """Send signal `number` to all processes of the handler, and return when none is left.
 
-        Frozen ones get it too. Kills with SIGKILL those that are left after two seconds (real time); a plain child
-        waits ten seconds for that at most. Does nothing if the program runs elsewhere.
+        Frozen processes get it too. Kills with SIGKILL those that are left after two seconds (real time); a plain child
+        waits at most ten seconds for that. Does nothing if the program runs elsewhere.
         """
 
     async def freeze(self) -> None:
@@ -86,15 +86,15 @@ class HandlerMachine(Protocol):
 
         Only a VM of namespaces runs it inside the VM; a plain child runs it on this machine, in the handler's
         directory. If the program runs elsewhere, the command runs on this machine, in the current directory. None if a
-        signal ended the command or it took longer than `timeout_s` (real time), after which it is killed. OSError if a
-        VM of namespaces is gone.
+        signal ended the command or it took longer than `timeout_s` (real time), after which it is killed. Raises
+        OSError if a VM of namespaces is gone.
         """
 
     def list_pids(self) -> list[int]:
         """Return the pids of all processes of the handler, as this process sees them.
 
         A VM of namespaces counts commands of `run` too; of a plain child, processes that have left its tree (daemons)
-        are missing. They are in no particular order; [] if the handler does not run, or runs elsewhere.
+        are missing. The pids are in no particular order; [] if the handler does not run, or runs elsewhere.
         """
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class NamespaceMachine:
 
         `on_output` gets what the program writes, in pieces, `on_exit` how it ended, each time; both are called on the
         event loop. The socket is non-blocking; the caller closes it. Starts nothing. Call it once, before `start`.
-        OSError if the VM is gone.
+        Raises OSError if the VM is gone.
         """
         self._namespaces.watch_events(lambda event: self._on_init_event(event, on_exit))
         _watch_output(self._output, on_output)
@@ -179,7 +179,7 @@ class NamespaceMachine:
     async def end_processes(self, number: int) -> None:
         """Send signal `number` to all processes, SIGKILL after two seconds, and return when none is left.
 
-        Commands of `run` end too. The VM itself stays. OSError if the VM is gone.
+        Commands of `run` end too. The VM itself stays. Raises OSError if the VM is gone.
         """
         await self._machine.stop(number)
 
@@ -188,14 +188,14 @@ class NamespaceMachine:
         await self._namespaces.call("freeze")
 
     async def thaw(self) -> None:
-        """Continue every process of the VM that `freeze` stopped. OSError if the VM is gone."""
+        """Continue every process of the VM that `freeze` stopped. Raises OSError if the VM is gone."""
         await self._namespaces.call("thaw")
 
     async def run(self, command: str, timeout_s: float) -> int | None:
         """Run a shell command inside the VM, in the handler's directory; return its exit status.
 
         The output is discarded. None if a signal ended the command or it took longer than `timeout_s` (real time),
-        after which it is killed. OSError if the VM is gone.
+        after which it is killed. Raises OSError if the VM is gone.
         """
         pid: int = (await self._namespaces.call("run", ["/bin/sh", "-c", command])).value
         if pid in self._finished_runs:
@@ -269,7 +269,7 @@ class ChildMachine:
     async def open(self, on_output: OnOutput, on_exit: OnExit) -> socket.socket:
         """Watch the output, and return a listening socket on a free port of 127.0.0.1.
 
-        The program gets the socket's URL when it starts, and FOREWARN_VM, PWD, TMPDIR and no_proxy too; call this
+        The program gets the socket's URL when it starts, and also FOREWARN_VM, PWD, TMPDIR and no_proxy; so call this
         first. `on_output` gets what the program writes, in pieces, `on_exit` how it ended, each time; both are called
         on the event loop. The socket is non-blocking; the caller closes it. Starts nothing.
         """
@@ -292,8 +292,8 @@ class ChildMachine:
     async def start(self, *, is_boot: bool) -> None:
         """Start the program in its own session and directory; a boot (`is_boot`) empties TMPDIR first.
 
-        Await `open` before: it makes the environment. The program must not be running. Returns once it is executed. The
-        program dies with this process. OSError if it cannot be executed.
+        Await `open` first: it makes the environment. The program must not be running. Returns once it is executed. The
+        program dies with this process. Raises OSError if it cannot be executed.
         """
         if is_boot:
             shutil.rmtree(self._tmp, ignore_errors=True)
@@ -314,7 +314,7 @@ class ChildMachine:
         """Send signal `number` to all processes, SIGKILL after two seconds, and return when none is left.
 
         Processes that the handler started and that have left its tree end too, and frozen ones are continued. After
-        SIGKILL it waits ten seconds for them at most; for the program without a limit.
+        SIGKILL it waits at most ten seconds for them, but without a limit for the program.
         """
         if await self._signal_until_gone(number, STOP_GRACE_S):
             await self._signal_until_gone(signal.SIGKILL, _MAX_END_S)

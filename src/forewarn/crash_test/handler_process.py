@@ -86,9 +86,9 @@ class HandlerProcess:
 
         `restart_after_s` is real time; None: it is not started again. Returns True when the processes have ended,
         before the restart. The boot id and the files stay. Waits first for a freeze, reboot or shutdown under way. A
-        program that had ended by itself is started again, too. Does nothing and returns False if the VM is not up.
+        program that had ended by itself is also started again. Does nothing and returns False if the VM is not up.
         Raises Refused if the program runs elsewhere. If it cannot be executed at the restart, that is a problem of the
-        case. OSError if the VM is gone.
+        case. Raises OSError if the VM is gone.
         """
         self._require_control()
         async with self._lock:
@@ -102,8 +102,8 @@ class HandlerProcess:
     async def reboot(self, *, is_abrupt: bool, down_s: float) -> bool:
         """End all processes, wait for `down_s` (real time), and boot; return whether the VM was up.
 
-        Processes get SIGTERM and two seconds, or with `is_abrupt` SIGKILL at once. Returns when the program runs again,
-        and at once, with nothing done, if the VM is not up. Waits first for a freeze or reboot under way. Raises
+        Processes get SIGTERM and two seconds, or with `is_abrupt` SIGKILL at once. Returns when the program runs again;
+        if the VM is not up, returns at once and does nothing. Waits first for a freeze or reboot under way. Raises
         Refused if the program runs elsewhere, or cannot be executed any more: then the VM stays down.
         """
         self._require_control()
@@ -147,9 +147,10 @@ class HandlerProcess:
     async def run_command(self, command: str, timeout_s: float) -> int | None:
         """Run a shell command beside the handler, without output; return its exit status.
 
-        It runs in a VM of namespaces; else on this machine, in the handler's directory or, if the handler runs
-        elsewhere, in the current one. None if the VM is not up, is frozen or is gone, or the command was ended by a
-        signal or took longer than `timeout_s` (real time, which includes the wait for another command that is running).
+        It runs inside a VM of namespaces; for other handlers on this machine, in the handler's directory or, if the
+        handler runs elsewhere, in the current one. None if the VM is not up, is frozen or is gone, or the command was
+        ended by a signal or took longer than `timeout_s` (real time, which includes the wait for another command that
+        is running).
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -170,7 +171,7 @@ class HandlerProcess:
     async def fill_disk(self) -> bool:
         """Fill the VM's disk with a file, until `free_disk`; return whether it is full, after up to 20 s.
 
-        It is not full if the VM is not up or is frozen, or if it takes longer. Raises Refused if the VM has no disk of
+        Returns False if the VM is not up or is frozen, or if it takes longer. Raises Refused if the VM has no disk of
         its own, or the program runs elsewhere.
         """
         self._require_control()

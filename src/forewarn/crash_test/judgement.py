@@ -34,16 +34,16 @@ class Deadline:
     start: float  # from when on the time counts
     soon: float  # until then, included, it is in time
     late: float  # until then, included, it is slow
-    event: str = ""  # the id of an event that the reference poller, too, must have got until `soon`; "": none
+    event: str = ""  # the id of an event that the reference poller must also have got until `soon`; "": none
 
 
 def judge_deadline(observed: Observed, at: float | None, deadline: Deadline, *, seen: str, missing: str) -> Judgement:
     """Judge whether something happened in time; `at` is when it did, None if it did not.
 
     Returns the outcome, a text for the report, and the times that it is about: `at`, or none. `seen` says when it
-    happened, `missing` that it did not, each as a clause. What happened until `soon` passes. Else the outcome is
-    unknown if the machine was too slow (see `why_machine_was_slow`), or if nothing happened and the case ended before
-    `late`; what happened until `late` is slow, and the rest fails. Times are seconds since the start of the case.
+    happened, `missing` that it did not, each as a clause. If it happened until `soon`, it passes. Otherwise the outcome
+    is unknown if the machine was too slow (see `why_machine_was_slow`), or if it did not happen and the case ended
+    before `late`; until `late` it is slow, and later or never it fails. Times are seconds since the start of the case.
     """
     times = () if at is None else (at,)
     if at is not None and at <= deadline.soon:

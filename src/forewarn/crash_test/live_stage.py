@@ -59,7 +59,7 @@ _OPERATIONS: dict[str, RequestedOperation] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSetup:
-    """What `open_live_stage` makes a live stage of: the fleet, the machines of handlers, probes and clock.
+    """What `open_live_stage` makes a live stage from: fleet, machines of handlers, probes and clock.
 
     Its machines must not have been opened; a name in `machines` must be one of the fleet.
     """
@@ -111,8 +111,8 @@ class LiveStage:
 
         `vm` is a name; None: the judged VM. `notice_s` is in seconds of the service's clock; None or 0: the usual
         notice. The notice may be below the platform's minimum. A Freeze is an update of the VM's host, and concerns all
-        VMs there; its user requests a Reboot, Redeploy or Terminate. Raises Rejected for another kind or a bad notice,
-        NotFound for an unknown VM, Refused if the state of the VM or a pending event forbids it.
+        VMs there; the VM's user requests a Reboot, Redeploy or Terminate. Raises Rejected for another kind or a bad
+        notice, NotFound for an unknown VM, Refused if the state of the VM or a pending event forbids it.
         """
         name, notice = vm or self.vm, RequestedNotice(notice_s)
         if kind == "Freeze":
@@ -202,9 +202,9 @@ class LiveStage:
         """Answer the handler on this VM with `answer` from now on; None: with the service's own answers.
 
         It takes the place of an earlier substitute. It is given at most `times` times (None: without a limit), to the
-        requests that its fields name; where it leaves an answer as it is, that does not count. One that refuses
-        connections lasts until the next call, ignoring `times`. The timeline gets a disturbance for its duration. `vm`
-        is a name; None: the judged VM. Raises Refused if no handler runs on the VM.
+        requests that its fields name; where it leaves an answer as it is, that does not count. A substitute that
+        refuses connections lasts until the next call, ignoring `times`. The timeline gets a disturbance for its
+        duration. `vm` is a name; None: the judged VM. Raises Refused if no handler runs on the VM.
         """
         name = vm or self.vm
         self._proxy(name).substitute(answer, times)
@@ -258,7 +258,8 @@ class LiveStage:
     async def free_disk(self, *, vm: str | None = None) -> None:
         """Undo `fill_disk`: the disk has space again, after a freeze or reboot under way.
 
-        `vm` is a name; None: the judged VM. Does nothing if the VM is down. Refused if no handler runs on the VM.
+        `vm` is a name; None: the judged VM. Does nothing if the VM is down. Raises Refused if no handler runs on the
+        VM.
         """
         name = vm or self.vm
         if await self._handler(name).free_disk():
@@ -272,10 +273,10 @@ class LiveStage:
     async def until_at_rest(self, *, within_s: float, settles_within_s: float) -> bool:
         """Wait until the handler has polled twice, and begin the timeline anew; False if it does not poll.
 
-        `within_s` is for the polls. Then waits up to `settles_within_s` until the probe `prepared` has said no once
-        since the stage was opened, because the handler may have to recover from an earlier case (0: do not wait).
-        Returns True also without a no. Time 0 of the new timeline is after both waits; only the last answer of each
-        probe is kept. Both are seconds of the service's clock.
+        `within_s` limits the wait for the polls. Then waits up to `settles_within_s` until the probe `prepared` has
+        said no once since the stage was opened, because the handler may have to recover from an earlier case (0: do not
+        wait). Returns True even if it never said no. Time 0 of the new timeline is after both waits; only the last
+        answer of each probe is kept. Both are seconds of the service's clock.
         """
         if not await self.until_polled(times=2, within_s=within_s):
             return False
@@ -323,7 +324,7 @@ class LiveStage:
 async def open_live_stage(setup: StageSetup) -> AsyncIterator[LiveStage]:
     """Start the lab, the proxies, the reference poller and the handlers, for the time of a block.
 
-    An async context manager that gives the `LiveStage`; at its end all of them end, but for handlers elsewhere. Raises
+    It is an async context manager for the `LiveStage`; at its end all of them end, except handlers elsewhere. Raises
     Refused if the handler cannot be started, NotFound for a machine of a VM outside of the fleet, OSError if a machine
     or socket fails, and what `open_lab_service` raises; what fails later is a problem of the case. Call
     `LiveStage.finish` in the block: what happens while the stage closes does not belong to the timeline.

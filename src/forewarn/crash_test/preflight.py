@@ -30,7 +30,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def require_handler(command: Sequence[str]) -> None:
     """Raise Rejected unless the first word of this command is an executable program; runs nothing.
 
-    The program is searched in the PATH, or with a slash from the current directory. Rejected too for an empty command.
+    The program is looked up in the PATH or, with a slash, from the current directory. An empty command is also
+    Rejected.
     """
     if not command:
         raise Rejected("no handler is given: write its command after `--`")
@@ -133,7 +134,7 @@ def select_cases(cases: Sequence[Case], profile: HandlerProfile, only: Sequence[
     """Return the cases of the profile, in order; with `only` those whose id or area is one of these.
 
     Names in `only` must match exactly; without any, all cases of the profile are returned. Raises Rejected for a name
-    that no case has, with the names that are most like it, and for one whose cases do not belong to the profile.
+    that no case has, with the most similar names, and for one whose cases do not belong to the profile.
     """
     of_profile = [case for case in cases if profile in case.profiles]
     for name in only:

@@ -20,9 +20,9 @@ class ProbeRunner:
     """The probes of one VM: shell commands that say yes with exit status 0, and no with any other.
 
     `commands` has them by probe; `handler` runs them beside the handler on the VM called `vm`. The recorder gets an
-    answer if it is the first one or differs from the last; its time is when that run of the probe began, or the
-    approval arrived for which it was run. A probe that a signal ended gives no answer; one that the shell cannot run is
-    a problem of the case. `run_forever` runs them.
+    answer if it is the first one or differs from the last; its time is when that run of the probe began, or when the
+    approval arrived for which the probe was run. A probe that a signal ended gives no answer; one that the shell cannot
+    run is a problem of the case. `run_forever` runs them.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class ProbeRunner:
     async def run_forever(self) -> None:
         """Run all probes, one after the other, again and again until cancelled; return at once without probes.
 
-        From the end of a round to the next are 0.5 s; a probe that takes over 5 s (real time) gives no answer. Changed
-        answers are recorded.
+        The next round begins 0.5 s after the end of the last; a probe that takes over 5 s (real time) gives no answer.
+        Changed answers are recorded.
         """
         while self._commands:
             await self.run_once(PROBE_TIMEOUT_S)

@@ -37,7 +37,7 @@ class StarvationMeter:
 
     The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. The meter
     remembers the last measurement. Waits of processes that start and end between two measurements are not seen.
-    `read_threads` gets a pid and returns the times of its threads; None: /proc gives them, without threads of low
+    `read_threads` gets a pid and returns the times of its threads; None: they come from /proc, without threads of low
     priority.
     """
 
@@ -48,10 +48,10 @@ class StarvationMeter:
     def measure(self, pids: Iterable[int]) -> float:
         """Return how many seconds the thread that waited longest has waited for a CPU since the last call.
 
-        Of a thread that the last call did not see, all its time counts. `pids` are the processes of the program. Counts
-        only threads that ran for less than a quarter of the time in which they could run: one that computes without a
-        pause always waits, but goes on. Waits for the program's own threads do not count: the time that all of them ran
-        is subtracted. Returns 0.0 if no thread was starved, and if the kernel counts no waits.
+        If the last call did not see a thread, all its time counts. `pids` are the processes of the program. Counts only
+        threads that ran for less than a quarter of the time in which they could run: one that computes without a pause
+        always waits, but goes on. Waits for the program's own threads do not count: the time that all of them ran is
+        subtracted. Returns 0.0 if no thread was starved, and if the kernel counts no waits.
         """
         before, self._measured = self._measured, {}
         longest = total = 0
@@ -109,7 +109,7 @@ def is_running(pid: int) -> bool:
 def read_usage(pids: Iterable[int]) -> ProcessUsage:
     """Return the CPU time, memory and number of these processes together, without those that have ended.
 
-    So the CPU time may be lower than at an earlier call. Zombies do not count.
+    The CPU time may therefore be lower than at an earlier call. Zombies do not count.
     """
     ticks = pages = processes = 0
     for pid in pids:

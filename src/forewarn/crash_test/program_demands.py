@@ -133,9 +133,9 @@ def polls_regularly(*, within_s: float | None = None, at_most_s: float | None = 
 
     The time counts from the answer of one poll to the next poll. By default, and at least, the limit is 1.25 poll
     intervals that the handler claims plus a second; slow until two intervals plus 2 s. Time before the first poll, and
-    in which the handler could not poll, does not count; that from the last poll to the end does, and without any poll
-    that of the whole case. The outcome is unknown if the machine was too slow. Does not apply to handlers that claim
-    one-shot.
+    time in which the handler could not poll, does not count; time from the last poll to the end does, and without any
+    poll the whole case counts. The outcome is unknown if the machine was too slow. Does not apply to handlers that
+    claim one-shot.
     """
     limit = "as often as it claims" if within_s is None else f"at least every {within_s:g} s"
 
@@ -174,8 +174,8 @@ def requests_at_most(per_s: float = 5.0) -> Demand:
 def requests_at_most_during_errors(per_s: float = 2.0) -> Demand:
     """Demand that the handler sends at most this many requests a second while its answers are spoiled.
 
-    The rate is the average over any five seconds, in which only requests on the judged VM during disturbances that have
-    ended count. The outcome is unknown if no disturbance has ended; a handler that sends none passes. Applies to all
+    The rate is the average over any five seconds; only requests on the judged VM during disturbances that have ended
+    count. The outcome is unknown if no disturbance has ended; a handler that sends none passes. Applies to all
     handlers.
     """
 
@@ -240,8 +240,8 @@ def connections_at_most(open_at_once: int = 5) -> Demand:
 def memory_grows_at_most(mebibytes: float = 32.0) -> Demand:
     """Demand that the handler's memory, with child processes, grows at most by this much in one run.
 
-    Memory is sampled once a second, on the judged VM; what counts is from four seconds after the start of a run to its
-    last sample. The outcome is unknown if that is under 8 s in every run. The run that grew most decides. Does not
+    Memory is sampled once a second, on the judged VM; the time from four seconds after the start of a run to its last
+    sample counts. The outcome is unknown if that is under 8 s in every run. The run that grew most decides. Does not
     apply to handlers that run elsewhere.
     """
 
@@ -289,9 +289,9 @@ def processes_at_most(count: int = 32) -> Demand:
 def cpu_at_most(share: float = 0.25) -> Demand:
     """Demand that the handler uses at most this share (0.25: a quarter) of one CPU, on average over a run.
 
-    CPU time is sampled once a second on the judged VM, and divided by seconds of the service's clock; what counts is
-    from four seconds after the start of a run to its last sample. The outcome is unknown if that is under 8 s in every
-    run. The run that used most decides. Does not apply to handlers that run elsewhere.
+    CPU time is sampled once a second on the judged VM, and divided by seconds of the service's clock; the time from
+    four seconds after the start of a run to its last sample counts. The outcome is unknown if that is under 8 s in
+    every run. The run that used most decides. Does not apply to handlers that run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -316,9 +316,8 @@ def cpu_at_most(share: float = 0.25) -> Demand:
 def output_at_most(lines_per_s: float = 5.0) -> Demand:
     """Demand that the handler writes at most this many lines a second while answers are spoiled.
 
-    That is the average over all disturbances that have ended; the outcome is unknown if they lasted less than 5 s
-    together. Recorded lines of the judged VM count, at most 1000 in a case. Does not apply to handlers that run
-    elsewhere.
+    That is the average over all disturbances that have ended; the outcome is unknown if they lasted less than 5 s in
+    total. Recorded lines of the judged VM count, at most 1000 in a case. Does not apply to handlers that run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:

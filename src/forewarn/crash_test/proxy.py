@@ -27,13 +27,13 @@ class Proxy:
     Use it on its event loop only: call `start`, and `close` at the end. It passes on the bytes of requests and answers
     as they are, keeps connections alive, and records ConnectionOpened, Polled, Approved and OtherRequest. A request is
     recorded when its answer was sent or the client has left, with the time at which it arrived; one that never gets an
-    answer is recorded at once. More than 256 connections at a time are reset. `substitute` sets another answer.
+    answer is recorded at once. Connections beyond 256 at a time are reset. `substitute` sets another answer.
 
     `listener` is a listening TCP socket, of this or another network namespace; `close` closes it. `upstream` is the
-    address and port of the service for this VM, `vm` its name in observations, and `by` says there who calls it. `now`
-    returns seconds since the start of the case. `record` gets each observation, on the event loop. `ask_prepared` is
-    awaited with the time of each approval before that is passed on; the observation of the approval has its answer;
-    None: nobody is asked.
+    address and port of the service for this VM, `vm` its name in observations, and `by` says in them who calls it.
+    `now` returns seconds since the start of the case. `record` gets each observation, on the event loop. `ask_prepared`
+    is awaited with the time of each approval before the approval is passed on, and the observation of the approval has
+    its answer; None: nobody is asked.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Proxy:
         applies from the next request on. An edit that leaves an answer as it is does not count.
 
         `refuses_connections` lasts until the next call, ignoring `times`. Open connections close, and the listener
-        stops listening (shutdown), so that the system refuses new ones; then the same socket listens again, also one of
+        stops listening (shutdown), so that the system refuses new ones; then the same socket listens again, even one of
         another network namespace. Where the system does not allow that, new connections are accepted and reset.
         """
         self._substitutes.answer, self._substitutes.times_left = answer, times

@@ -32,7 +32,7 @@ async def poll_forever(address: tuple[str, int]) -> None:
 
 
 async def _poll_once(address: tuple[str, int]) -> bytes:
-    """Send one poll to this address and return the answer, head and body. OSError if unreachable.
+    """Send one poll to this address and return the answer, head and body. Raises OSError if unreachable.
 
     It has the newest api-version, and a connection of its own. Waits without a limit until that is closed.
     """

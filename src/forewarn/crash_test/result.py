@@ -81,7 +81,7 @@ def build_result(
 ) -> CrashTestResult:
     """Return the result of a run: its cases in this order, with grade, figures and warnings.
 
-    `version` is forewarn's, `at` is when it began (ISO 8601), `machine` describes this machine; the plan gives the
+    `version` is forewarn's, `at` is when the run began (ISO 8601), `machine` describes this machine; the plan gives the
     rest. The grade is NOT_RUN if no case is applicable, or if the handler ran in no case. It did not run in a case if
     it sent no poll and was never started there, or ended by itself within 3 s of its start without a claim of one-shot.
     """

@@ -72,7 +72,7 @@ class RawCaseResult(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> int:
     """Run the task on stdin and write its result to stdout; return the exit status.
 
-    The status is 0 whenever a result was written, also one with a problem, and 1 if the task cannot be read or the
+    The status is 0 whenever a result was written, even one with a problem, and 1 if the task cannot be read or the
     process that wrote it has ended (then the task's directory is removed). Everything else that is printed goes to
     stderr. SIGTERM, SIGINT and the end of the parent end the case early, which is such a problem.
     """

@@ -83,9 +83,9 @@ async def run_cases(plan: CrashTestPlan, on_progress: Callable[[RunProgress], No
     `on_progress` is called whenever a case starts or ends, always with the same object. Each case runs in a process,
     `at_once` of them at the same time. A case whose process fails, or takes over 30 s (real time) more than its
     `longest_s`, is unknown. A case is not applicable if it needs namespaces and the plan has an `endpoint_env`, or if
-    it needs several VMs and the profile is not CLUSTER. If the caller is cancelled, all processes are ended. So they
-    are, with an ExceptionGroup, if a demand or `on_progress` raises, or a process cannot be started. `attached` of the
-    plan is ignored.
+    it needs several VMs and the profile is not CLUSTER. All processes are ended if the caller is cancelled and, with an
+    ExceptionGroup, if a demand or `on_progress` raises, or a process cannot be started. `attached` of the plan is
+    ignored.
     """
     progress = RunProgress(waiting=[case.id for case in plan.cases])
     slots = asyncio.Semaphore(plan.at_once)
@@ -146,7 +146,7 @@ def judge_again(case: Case, judged: JudgedCase, plan: CrashTestPlan) -> JudgedCa
     """Return a copy of `judged` with a new verdict: that of `case` on the timeline recorded before.
 
     Claims and probes are those of the plan. Nothing runs. A case that had a problem, or was left out, is judged all the
-    same: check `judged.verdict.reason` before, which is "" if it was judged.
+    same: first check `judged.verdict.reason`, which is "" if it was judged.
     """
     return JudgedCase(
         case=case,

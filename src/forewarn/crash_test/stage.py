@@ -20,10 +20,10 @@ class StageEvent:
 class Stage(Protocol):
     """What the script of a case works with: it publishes events, spoils answers, and disturbs the handler.
 
-    Times are seconds of the service's clock; a VM that is not given is `vm`. Waiting methods return whether it happened
-    within `within_s`, and never raise because it did not: the demands judge that. Methods that disturb the handler
-    raise Refused if none runs on that VM, and those that end it also if it runs elsewhere. A case whose VM is down when
-    its script disturbs the handler is not judged.
+    Times are seconds of the service's clock; a VM that is not given is `vm`. Waiting methods return whether the thing
+    happened within `within_s`, and never raise because it did not: the demands judge that. Methods that disturb the
+    handler raise Refused if none runs on that VM, and those that end it also if it runs elsewhere. A case whose VM is
+    down when its script disturbs the handler is not judged.
     """
 
     vm: str  # the name of the VM whose handler is judged
@@ -33,9 +33,9 @@ class Stage(Protocol):
         """Publish a Freeze, Reboot, Redeploy, Preempt or Terminate of a VM, and return the event.
 
         `vm` is a name; None: the judged VM. `notice_s` is in seconds of the service's clock; None or 0 is the usual
-        notice of this kind; it may be below the platform's minimum. A Freeze concerns all VMs on the VM's host. Raises
-        Rejected for another kind or a bad notice, NotFound for an unknown VM, Refused if the state of the VM or a
-        pending event forbids it.
+        notice of this kind. The notice may be below the platform's minimum. A Freeze concerns all VMs on the VM's host.
+        Raises Rejected for another kind or a bad notice, NotFound for an unknown VM, Refused if the state of the VM or
+        a pending event forbids it.
         """
 
     async def fail_host(self, *, vm: str | None = None) -> StageEvent:
@@ -48,14 +48,14 @@ class Stage(Protocol):
     async def withdraw(self, event: StageEvent) -> None:
         """Withdraw an event that has not started; it disappears from documents.
 
-        An event that has started goes on, which is no error, nor is one that is over.
+        An event that has started goes on; neither this nor an event that is over is an error.
         """
 
     async def until_polled(self, *, vm: str | None = None, times: int = 1, within_s: float = 30.0) -> bool:
         """Wait until the handler on this VM has polled `times` times from now on, with any answer or none.
 
         `vm` is a name; None: the judged VM. Returns True then, and False after `within_s` seconds of the service's
-        clock, also for a VM without a handler.
+        clock, even for a VM without a handler.
         """
 
     async def until_delivered(self, event: StageEvent, *, vm: str | None = None, within_s: float = 30.0) -> bool:
@@ -78,7 +78,7 @@ class Stage(Protocol):
         """
 
     async def until_over(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
-        """Wait until this event is over, carried out or withdrawn, and so in no document any more.
+        """Wait until this event is over, carried out or withdrawn, and therefore in no document any more.
 
         Returns True then, at once if it is over already, and False after `within_s` seconds of the service's clock.
         """
@@ -121,7 +121,7 @@ class Stage(Protocol):
         """
 
     async def free_disk(self, *, vm: str | None = None) -> None:
-        """Undo `fill_disk`: the file system has space again. Refused if no handler runs on the VM.
+        """Undo `fill_disk`: the file system has space again. Raises Refused if no handler runs on the VM.
 
         `vm` is a name; None: the judged VM. Waits for a freeze or reboot under way; does nothing if the VM is down.
         """

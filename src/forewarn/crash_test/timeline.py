@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 THINNED_TEXT = "only some more are recorded"  # in the disturbance that says when requests were too many to keep all
-_SETTLED_S = 4.0  # after its start, what a program uses is measured for the first time
+_SETTLED_S = 4.0  # after a program's start, when its use of resources is first measured
 _SHORTEST_RUN_S = 8.0  # of samples, before something can be said about growth and averages
 
 
@@ -29,7 +29,7 @@ class Poller(StrEnum):
 
 
 class Probe(StrEnum):
-    """A shell command of the user's that tells what the proxy cannot see; exit status 0 means yes.
+    """A shell command of the user that tells what the proxy cannot see; exit status 0 means yes.
 
     PREPARED tells whether the handler has finished its preparation, RECOVERED whether the application works again after
     the event.
@@ -47,7 +47,8 @@ class _Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 class ProgramStarted(_Observation, frozen=True, kw_only=True, tag="program started"):
     """The crash test began to start the handler's program on VM `vm`: at a boot, or again later.
 
-    The program starts again after a kill, or after it had ended. Recorded also if it then could not be executed.
+    The program starts again after a kill, or after it had ended. Recorded even if the program then could not be
+    executed.
     """
 
     run: int  # 1 for the first start on this VM
@@ -218,7 +219,7 @@ class Timeline(msgspec.Struct, frozen=True):
     def approvals(self, vm: str | None = None, event: str | None = None) -> list[Approved]:
         """Return the handler's approvals, refused ones too, in order: on all VMs or one, of all events or one.
 
-        `vm` is a name, `event` an id in upper case; None: all. The reference poller's are left out.
+        `vm` is a name, `event` an id in upper case; None: all. The reference poller's approvals are left out.
         """
         return [
             approval
@@ -260,8 +261,8 @@ class Timeline(msgspec.Struct, frozen=True):
     def settled_samples(self, vm: str) -> list[list[ResourcesSampled]]:
         """Return the samples of each run of the program on this VM, from four seconds after its start.
 
-        `vm` is a name. Until then a program may still load. Runs whose samples then span less than eight seconds are
-        left out: they say nothing about growth or averages.
+        `vm` is a name. Until then a program may still be loading. Runs whose samples then span less than eight seconds
+        are left out: they say nothing about growth or averages.
         """
         starts = [item.at for item in self.of(ProgramStarted, vm)] or [0.0]
         samples = self.of(ResourcesSampled, vm)

@@ -63,7 +63,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> CaseOutcome:
-        """The outcome of the case: the first of these that a finding has.
+        """The outcome of the case: the first one, in a fixed order, that a finding has.
 
         The order is fail, unknown, slow, pass, not applicable. Without findings it is not applicable.
         """

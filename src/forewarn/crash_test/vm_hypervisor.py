@@ -34,7 +34,7 @@ class VmHypervisor:
     `processes` has the handler of each VM that runs one, by the VM's name; acts on other VMs, and on handlers that run
     elsewhere, change nothing and only take their time. `speed` is lab time per real time. `before_impact` is awaited
     with the VM's name before an act touches a handler, so that probes can see what the handler has done until then. The
-    act follows a second (real time) later, so that the answer to an approval arrives before. The object lives for one
+    act follows a second (real time) later, so that the answer to an approval arrives first. The object lives for one
     case: outcomes are not stored. `recorder` gets the impacts.
     """
 
@@ -56,11 +56,11 @@ class VmHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start this act, or return how it is going; does not wait for its end. `now` is lab time.
 
-        Acts are told apart by id; a repeated call for one that has ended, also with a failure, returns its result
+        Acts are told apart by id; a repeated call for one that has ended, even with a failure, returns its result
         again. While an act lasts, the result is ActUnderWay, which asks for another call 0.2 s of the service's clock
-        later. An act on a VM that is down changes nothing and succeeds, except for a start, which boots it. One on a VM
-        that is gone, or whose program cannot be executed, fails, which is a problem of the case too, and so does one
-        that `close` has ended; both are ActDone with `ok` False.
+        later. An act on a VM that is down changes nothing and succeeds, except for a start, which boots it. An act
+        fails if its VM is gone or the program cannot be executed, which is also a problem of the case, or if `close`
+        has ended it; both are ActDone with `ok` False.
         """
         task = self._acts.get(act.id)
         if task is None:

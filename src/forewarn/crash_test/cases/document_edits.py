@@ -35,7 +35,7 @@ def renamed_vm(name: str, new_name: str) -> SpoiledAnswer:
 def still_listed(event: StageEvent) -> SpoiledAnswer:
     """Make a substitute: polls get this event as Started although it is over, as after a real impact.
 
-    Real ones stay listed for minutes. The event comes last in the document; one that lists it anyway is left alone.
+    Real events stay listed for minutes. The event comes last; a document that lists it anyway is left alone.
     """
 
     def edit(document: dict[str, object]) -> None:

@@ -54,7 +54,7 @@ def notice_of(kind: str) -> float:
 async def begin(stage: Stage) -> None:
     """Wait until the handler of the judged VM polls, or for 30 s of the service's clock if it does not.
 
-    Does not fail then, and does not say which of the two happened. Scripts call it first.
+    Does not fail in the latter case, and does not say which of the two happened. Scripts call it first.
     """
     await stage.until_polled(within_s=_FIRST_POLL_WITHIN_S)
 
@@ -62,10 +62,10 @@ async def begin(stage: Stage) -> None:
 def announce(kind: str, *, notice_s: float | None = None, vm_number: int | None = None) -> Script:
     """Return a script that publishes an event and waits until it has started.
 
-    The event is of the judged VM, or of the neighbour with the number `vm_number` (from 0; without such a VM the script
-    raises IndexError). `kind` is such as Reboot; `notice_s` None is `notice_of(kind)`. The script begins when the
-    handler polls, after 30 s also if it does not. It waits until 5 s after NotBefore at most, and ends 3 s after the
-    start of the event. Seconds are of the service's clock.
+    The event is for the judged VM, or for the neighbour with the number `vm_number` (from 0; without such a VM the
+    script raises IndexError). `kind` is, for example, Reboot; `notice_s` None means `notice_of(kind)`. The script
+    begins when the handler polls, or after 30 s without a poll. It waits at most until 5 s after NotBefore, and ends 3
+    s after the start of the event. Seconds are of the service's clock.
     """
     notice = notice_of(kind) if notice_s is None else notice_s
 
@@ -83,8 +83,8 @@ def announce_with(answer: Callable[[], SpoiledAnswer]) -> ScriptFactory:
     """Return a script factory: give a substitute answer while an event is published, until it has started.
 
     The factory takes the kind of the event, such as Reboot, whose notice is `notice_of(kind)`, and returns the script.
-    The script begins when the handler polls, after 30 s also if it does not. It waits until 5 s after NotBefore at
-    most, and ends 3 s after the start, with the service's own answers. `answer` makes the substitute, once per run.
+    The script begins when the handler polls, or after 30 s without a poll. It waits at most until 5 s after NotBefore,
+    and ends 3 s after the start, with the service's own answers. `answer` makes the substitute, once per run.
     """
 
     def script_for(kind: str) -> Script:
@@ -108,11 +108,11 @@ def announce_after(
 
     The factory takes the kind of the event and returns the script. `lasts_s` is in seconds of the service's clock.
     `answer` makes the substitute, once per run; it is given at most `times` times (None: without a limit). It begins
-    after the handler's first poll, after 30 s also without one, or with `at_start` before its first request. When it is
+    after the handler's first poll, or after 30 s without one, or with `at_start` before the first request. When it is
     over, one event of the judged VM is published: a Preempt at once, one of another kind, such as Reboot, when the
-    handler polls again. If the handler does not within 37 s, the script ends without an event. (A pause after errors
-    does no harm within the notice of production, but would use up that of a script, `notice_of`.) The script waits
-    until 5 s after NotBefore at most for the start of the event, and ends 3 s later.
+    handler polls again. If it does not poll within 37 s, the script ends without an event. (A pause after errors does
+    no harm within the notice of production, but would use up the notice of a script, `notice_of`.) The script waits for
+    the start of the event, at most until 5 s after NotBefore, and ends 3 s later.
     """
 
     def script_for(kind: str) -> Script:
