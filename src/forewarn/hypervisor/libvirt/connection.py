@@ -293,8 +293,8 @@ def _open_error(host: str, uri: str, failure: LibvirtFailure) -> ForewarnError:
 def operation_error(host: str, vm: str, what: str, failure: LibvirtFailure) -> Refused | HostUnreachable:
     """Return (not raise) the error for an operation on a VM that failed in libvirt.
 
-    HostUnreachable if the domain is busy, so that its state is not known; else Refused, with a sentence for people.
-    `host` and `vm` are names for the message, `what` the operation, such as "resume".
+    It is HostUnreachable if the domain is busy, so that its state is not known; else Refused, with a sentence for
+    people. `host` and `vm` are names for the message, `what` the operation, such as "resume".
     """
     if failure.code == NO_DOMAIN:
         return Refused(f"host {host} has no VM {vm!r}, so it cannot {what} it: define it there, or correct the fleet")

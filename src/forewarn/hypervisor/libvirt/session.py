@@ -61,7 +61,7 @@ _is_event_loop_running = False
 
 
 def load_libvirt() -> Any:
-    """Return libvirt's Python module, with its event loop running. Rejected if it is not installed.
+    """Return libvirt's Python module, with its event loop running. Raises Rejected if it is not installed.
 
     The first call starts a daemon thread for that loop, and stops libvirt from printing errors.
     """
@@ -178,7 +178,7 @@ class LibvirtSession:
     def stop_reason(self, name: str) -> str:
         """Return why the host has halted a domain, with the disks that have failed; "" if it has not.
 
-        LibvirtFailure without such a domain.
+        Raises LibvirtFailure without such a domain.
         """
         domain = self._domain(name)
         with self._failures():
@@ -238,24 +238,24 @@ class LibvirtSession:
             return bool(self._domain(name).isPersistent())
 
     def suspend(self, name: str) -> None:
-        """Stop the CPUs of a running domain. LibvirtFailure if it is off or not known."""
+        """Stop the CPUs of a running domain. Raises LibvirtFailure if it is off or not known."""
         with self._failures():
             self._domain(name).suspend()
 
     def resume(self, name: str) -> None:
-        """Let a paused domain continue. LibvirtFailure if it is off or not known."""
+        """Let a paused domain continue. Raises LibvirtFailure if it is off or not known."""
         with self._failures():
             self._domain(name).resume()
 
     def reset(self, name: str) -> None:
-        """Reset the domain, as its reset button does. LibvirtFailure if it is off or not known."""
+        """Reset the domain, as its reset button does. Raises LibvirtFailure if it is off or not known."""
         with self._failures():
             self._domain(name).reset()
 
     def press_power_button(self, name: str) -> None:
         """Ask the guest to shut down, through ACPI where the driver lets one choose; does not wait for it.
 
-        LibvirtFailure if the domain is off or not known.
+        Raises LibvirtFailure if the domain is off or not known.
         """
         domain = self._domain(name)
         try:
@@ -268,19 +268,19 @@ class LibvirtSession:
                 domain.shutdown()
 
     def create(self, name: str) -> None:
-        """Start a domain that is off. LibvirtFailure if it is not off, or cannot be started."""
+        """Start a domain that is off. Raises LibvirtFailure if it is not off, or cannot be started."""
         with self._failures():
             self._domain(name).create()
 
     def destroy(self, name: str) -> None:
-        """End a domain at once, without asking the guest. LibvirtFailure if it is off or not known."""
+        """End a domain at once, without asking the guest. Raises LibvirtFailure if it is off or not known."""
         with self._failures():
             self._domain(name).destroy()
 
     def undefine(self, name: str) -> None:
         """Make the host forget a domain that is off, with its saved memory, firmware variables and snapshots.
 
-        Its disks stay. A driver without these options only undefines it. LibvirtFailure if unknown or refused.
+        Its disks stay. A driver without these options only undefines it. Raises LibvirtFailure if unknown or refused.
         """
         flags = self._libvirt
         domain = self._domain(name)
@@ -346,8 +346,8 @@ class LibvirtSession:
 
         `dest_xml` is its running definition there, `stored_xml` the stored one. With `peer_uri` the source's daemon
         calls the target's, and continues when this process ends; without it ("") this process passes the messages
-        between the two. `migrate_uri` "": libvirt chooses. Disks are not copied. LibvirtFailure if it fails: the domain
-        then goes on here, but after a lost connection that is unknown.
+        between the two. `migrate_uri` "": libvirt chooses. Disks are not copied. Raises LibvirtFailure if it fails: the
+        domain then goes on here, but after a lost connection that is unknown.
         """
         constants = self._libvirt
         flags = constants.VIR_MIGRATE_LIVE | constants.VIR_MIGRATE_PAUSED | constants.VIR_MIGRATE_PERSIST_DEST

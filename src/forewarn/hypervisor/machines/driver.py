@@ -211,7 +211,7 @@ class MachineDriver(Protocol):
         """Return the VM's definition, for `define` by the driver of another host.
 
         It is in the format of the driver. If the host does not answer or has lost the VM, it is a copy that the driver
-        has kept. Refused if there is neither; HostUnreachable if the host is silent and there is no copy.
+        has kept. Raises Refused if there is neither; HostUnreachable if the host is silent and there is no copy.
         """
 
     async def define(

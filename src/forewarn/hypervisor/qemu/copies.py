@@ -85,6 +85,6 @@ class QemuDefinitionCopies:
     def forget(self, vm: str) -> None:
         """Delete the copy of the VM with this name, if there is one, after its disks were deleted.
 
-        Refused if it cannot be deleted.
+        Raises Refused if it cannot be deleted.
         """
         delete_file(self.instance(vm).definition_file)

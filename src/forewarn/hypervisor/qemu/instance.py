@@ -254,7 +254,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def create_file(path: Path) -> None:
-    """Create an empty file unless it exists. Refused if it cannot be created.
+    """Create an empty file unless it exists. Raises Refused if it cannot be created.
 
     It may be lost if the machine crashes.
     """
@@ -273,7 +273,7 @@ def create_directory(path: Path) -> None:
 
 
 def delete_file(path: Path) -> None:
-    """Delete the file if it exists. Refused if it cannot be deleted."""
+    """Delete the file if it exists. Raises Refused if it cannot be deleted."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
