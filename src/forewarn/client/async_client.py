@@ -36,7 +36,7 @@ from forewarn.protocol.http_message import HttpResponse
 class AsyncConnection:
     """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint.
 
-    One request at a time. Use it as a context manager, or call `close`. `interrupt` is only kept here: when it is set,
+    One request at a time. Use it as a context manager, or call `close`. It only keeps `interrupt`; when that is set,
     the client cancels `send` and ends the watch with WatchInterrupted.
     """
 
@@ -130,12 +130,12 @@ class AsyncClient(ClientProperties):
     """`Client` for asyncio: the same arguments and methods. Tasks of one event loop may share it.
 
     It reads and approves scheduled events for the VM that it runs in. Await the methods, except `time_left` and the
-    generators below; an `interrupt` is an `asyncio.Event`. `endpoint` is a host, address or http:// URL. Without it, it
-    uses that of the environment, else it discovers one with the first request, as `discovery` says (None: with the
-    defaults); an address that is not valid raises Rejected. Without `version` it negotiates the api-version. `boot_id`,
-    `sleep` (awaited) and `clock` replace those of the system. There is no property `endpoint`: await `discover()`.
-    `documents`, `watch`, `follow` and `hear` return async generators; close one that you leave early with `aclose()`.
-    The client itself has nothing to close.
+    generators below; an `interrupt` is an `asyncio.Event`. `endpoint` is a host, address or http:// URL. Without it,
+    the client takes the endpoint from the environment, or discovers one with the first request, as `discovery` says
+    (None: with the defaults); an address that is not valid raises Rejected. Without `version` it negotiates the
+    api-version. `boot_id`, `sleep` (awaited) and `clock` replace those of the system. There is no property `endpoint`:
+    await `discover()`. `documents`, `watch`, `follow` and `hear` return async generators; close one that you leave
+    early with `aclose()`. The client itself has nothing to close.
     """
 
     def __init__(
@@ -161,9 +161,9 @@ class AsyncClient(ClientProperties):
     async def events(self) -> Received:
         """Return the current document. Retries transient failures a few times, then raises Unavailable.
 
-        It lists the events of this VM's whole scope, also those of other VMs, unless its service shows each VM only its
-        own. An unknown endpoint is discovered first. Raises Unreachable at once if nothing accepts the connection,
-        NotFound or Rejected if a retry cannot help.
+        It lists the events of this VM's whole scope, including those of other VMs, unless the service shows each VM
+        only its own. An unknown endpoint is discovered first. Raises Unreachable at once if nothing accepts the
+        connection, NotFound or Rejected if a retry cannot help.
         """
         return await self.ask(self._session.events())
 
@@ -181,58 +181,57 @@ class AsyncClient(ClientProperties):
         """Return this VM's name, as the `resources` of events spell it; ask only until it is known.
 
         An unknown endpoint is discovered first, which may take minutes. Retries transient failures a few times, then
-        raises Unavailable, also if the answer cannot be a name. Raises Unreachable at once if nothing accepts the
-        connection, NotFound or Rejected if a retry cannot help.
+        raises Unavailable; also does so if the answer cannot be a name. Raises Unreachable at once if nothing accepts
+        the connection, NotFound or Rejected if a retry cannot help.
         """
         return await self.ask(self._session.name())
 
     async def approve(self, *events: Event | str) -> None:
         """Approve events, given as events or ids, so that they may start early; repeating it is harmless.
 
-        All in one request: if the endpoint refuses it, as for an unknown id, none is approved (spec §5.2). An unknown
-        endpoint is discovered first, which may take minutes. Retries transient failures a few times, then raises
-        Unavailable; Unreachable at once if nothing accepts the connection. Raises Rejected if no id is given, an id is
-        empty or the endpoint refuses, NotFound if it answers 404.
+        It sends one request: if the endpoint refuses it, as for an unknown id, no event is approved (spec §5.2). An
+        unknown endpoint is discovered first, which may take minutes. Retries transient failures a few times, then
+        raises Unavailable; Unreachable at once if nothing accepts the connection. Raises Rejected if no id is given, an
+        id is empty or the endpoint refuses, NotFound if it answers 404.
         """
         await self.ask(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
         """Return the seconds from now until the event's NotBefore by the service's time, negative after it.
 
-        None if the event has no NotBefore, or the service's time is not known yet: no answer to a poll had a Date, or
-        the watch still confirms the first one (`WatchOptions.confirm_time`). Sends nothing.
+        Returns None if the event has no NotBefore, or the service's time is not known yet: no answer to a poll had a
+        Date, or the watch still confirms the first one (`WatchOptions.confirm_time`). Sends nothing.
         """
         return self._session.time_left(event)
 
     def documents(self) -> AsyncGenerator[Received, None]:
         """Yield the current document, then each one that differs from the last, for ever.
 
-        It waits out outages of any length, also a failed discovery. It raises NotFound and Rejected, which a retry
+        It waits out outages of any length, even a failed discovery. It raises NotFound and Rejected, which a retry
         cannot fix.
         """
         return self.hear(documents_flow(self._session))
 
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> AsyncGenerator[Change, None]:
-        """Yield each change of each event, also of other VMs' events, for ever, at least once.
+        """Yield each change of each event, other VMs' events included, at least once; never ends.
 
-        A change is a Scheduled, Started or Gone; another NotBefore of a listed event, for example, is none. It is
-        handled when the next one is requested or when its `done()` is called; with `explicit` only by `done()`. The
-        next watch with the same cursor file first repeats the changes that were not handled; without a file, or with a
-        new one, it begins with all listed events. Waits out outages of any length. Raises NotFound or Rejected if the
-        endpoint refuses, Rejected also if the cursor file cannot be read or written at the start. A damaged one is
-        replaced, with a warning in the log.
+        A change is a Scheduled, Started or Gone; a new NotBefore of a listed event, for example, is not a change. A
+        change is handled when the next one is requested or its `done()` is called; with `explicit`, only by `done()`.
+        The next watch with the same cursor file first repeats the changes that were not handled; without a file, or
+        with a new one, it begins with all listed events. Waits out outages of any length. Raises NotFound or Rejected
+        if the endpoint refuses, and Rejected if the cursor file cannot be read or written at the start. A damaged file
+        is replaced, with a warning in the log.
         """
         return self.follow(cursor, WatchOptions(explicit=explicit))
 
     def follow(
         self, cursor: Path | str | None, options: WatchOptions, *, interrupt: asyncio.Event | None = None
     ) -> AsyncGenerator[Any, None]:
-        """Yield each change of each event, for ever, at least once: `watch` with all `WatchOptions`.
+        """Yield each change of each event, at least once: `watch` with all `WatchOptions`. Never ends.
 
-        If they set `max_poll_s`, it also yields None after each poll, failed ones too. When `interrupt` is set, it
-        raises WatchInterrupted, also in the middle of a poll or of a pause. Waits out outages. Raises NotFound or
-        Rejected if the endpoint refuses, Rejected also if the file `cursor` (None: no file) cannot be used at the
-        start.
+        If `options` sets `max_poll_s`, it also yields None after each poll, even a failed one. When `interrupt` is set,
+        it raises WatchInterrupted, even in the middle of a poll or pause. Waits out outages. Raises NotFound or
+        Rejected if the endpoint refuses, and Rejected if the file `cursor` (None: no file) cannot be used at the start.
         """
         flow = changes_flow(self._session, None if cursor is None else Path(cursor), options)
         return self.hear(flow, interrupt=interrupt)

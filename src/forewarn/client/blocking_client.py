@@ -56,8 +56,8 @@ class WatchInterrupt:
     def set(self) -> None:
         """Make the current wait and all later ones raise WatchInterrupted.
 
-        It has no effect after the context has ended. It takes no lock, so that a signal handler may call it at any
-        moment; other threads may, too.
+        It has no effect after the context has ended. It takes no lock, so that signal handlers and other threads may
+        call it at any moment.
         """
         with suppress(OSError):  # closed, or full of earlier calls
             self._sender.send(b"!")
@@ -65,8 +65,8 @@ class WatchInterrupt:
     def wait(self, timeout_s: float, *, sock: socket.socket | None = None) -> bool:
         """Wait until the socket has data, at most `timeout_s` seconds; return whether it has.
 
-        Without a socket it waits for the whole time and returns False. Raises WatchInterrupted as soon as `set` was
-        called, also before.
+        Without a socket it waits for the whole time and returns False. Raises WatchInterrupted as soon as `set` is
+        called, or at once if it was called before.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self._receiver, selectors.EVENT_READ)
@@ -210,9 +210,9 @@ class Client(ClientProperties):
     def events(self) -> Received:
         """Return the current document. Retries transient failures a few times, then raises Unavailable.
 
-        It lists the events of this VM's whole scope, also those of other VMs, unless its service shows each VM only its
-        own. An unknown endpoint is discovered first. Raises Unreachable at once if nothing accepts the connection,
-        NotFound or Rejected if a retry cannot help.
+        It lists the events of this VM's whole scope, including those of other VMs, unless the service shows each VM
+        only its own. An unknown endpoint is discovered first. Raises Unreachable at once if nothing accepts the
+        connection, NotFound or Rejected if a retry cannot help.
         """
         return self.ask(self._session.events())
 
@@ -230,58 +230,57 @@ class Client(ClientProperties):
         """Return this VM's name, as the `resources` of events spell it; ask only until it is known.
 
         An unknown endpoint is discovered first, which may take minutes. Retries transient failures a few times, then
-        raises Unavailable, also if the answer cannot be a name. Raises Unreachable at once if nothing accepts the
-        connection, NotFound or Rejected if a retry cannot help.
+        raises Unavailable; also does so if the answer cannot be a name. Raises Unreachable at once if nothing accepts
+        the connection, NotFound or Rejected if a retry cannot help.
         """
         return self.ask(self._session.name())
 
     def approve(self, *events: Event | str) -> None:
         """Approve events, given as events or ids, so that they may start early; repeating it is harmless.
 
-        All in one request: if the endpoint refuses it, as for an unknown id, none is approved (spec §5.2). An unknown
-        endpoint is discovered first, which may take minutes. Retries transient failures a few times, then raises
-        Unavailable; Unreachable at once if nothing accepts the connection. Raises Rejected if no id is given, an id is
-        empty or the endpoint refuses, NotFound if it answers 404.
+        It sends one request: if the endpoint refuses it, as for an unknown id, no event is approved (spec §5.2). An
+        unknown endpoint is discovered first, which may take minutes. Retries transient failures a few times, then
+        raises Unavailable; Unreachable at once if nothing accepts the connection. Raises Rejected if no id is given, an
+        id is empty or the endpoint refuses, NotFound if it answers 404.
         """
         self.ask(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
         """Return the seconds from now until the event's NotBefore by the service's time, negative after it.
 
-        None if the event has no NotBefore, or the service's time is not known yet: no answer to a poll had a Date, or
-        the watch still confirms the first one (`WatchOptions.confirm_time`). Sends nothing.
+        Returns None if the event has no NotBefore, or the service's time is not known yet: no answer to a poll had a
+        Date, or the watch still confirms the first one (`WatchOptions.confirm_time`). Sends nothing.
         """
         return self._session.time_left(event)
 
     def documents(self) -> Generator[Received, None, None]:
         """Yield the current document, then each one that differs from the last, for ever.
 
-        It waits out outages of any length, also a failed discovery. It raises NotFound and Rejected, which a retry
+        It waits out outages of any length, even a failed discovery. It raises NotFound and Rejected, which a retry
         cannot fix.
         """
         return self.hear(documents_flow(self._session))
 
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> Generator[Change, None, None]:
-        """Yield each change of each event, also of other VMs' events, for ever, at least once.
+        """Yield each change of each event, other VMs' events included, at least once; never ends.
 
-        A change is a Scheduled, Started or Gone; another NotBefore of a listed event, for example, is none. It is
-        handled when the next one is requested or when its `done()` is called; with `explicit` only by `done()`. The
-        next watch with the same cursor file first repeats the changes that were not handled; without a file, or with a
-        new one, it begins with all listed events. Waits out outages of any length. Raises NotFound or Rejected if the
-        endpoint refuses, Rejected also if the cursor file cannot be read or written at the start. A damaged one is
-        replaced, with a warning in the log.
+        A change is a Scheduled, Started or Gone; a new NotBefore of a listed event, for example, is not a change. A
+        change is handled when the next one is requested or its `done()` is called; with `explicit`, only by `done()`.
+        The next watch with the same cursor file first repeats the changes that were not handled; without a file, or
+        with a new one, it begins with all listed events. Waits out outages of any length. Raises NotFound or Rejected
+        if the endpoint refuses, and Rejected if the cursor file cannot be read or written at the start. A damaged file
+        is replaced, with a warning in the log.
         """
         return self.follow(cursor, WatchOptions(explicit=explicit))
 
     def follow(
         self, cursor: Path | str | None, options: WatchOptions, *, interrupt: WatchInterrupt | None = None
     ) -> Generator[Any, None, None]:
-        """Yield each change of each event, for ever, at least once: `watch` with all `WatchOptions`.
+        """Yield each change of each event, at least once: `watch` with all `WatchOptions`. Never ends.
 
-        If they set `max_poll_s`, it also yields None after each poll, failed ones too. When `interrupt` is set, it
-        raises WatchInterrupted, also in the middle of a poll or of a pause. Waits out outages. Raises NotFound or
-        Rejected if the endpoint refuses, Rejected also if the file `cursor` (None: no file) cannot be used at the
-        start.
+        If `options` sets `max_poll_s`, it also yields None after each poll, even a failed one. When `interrupt` is set,
+        it raises WatchInterrupted, even in the middle of a poll or pause. Waits out outages. Raises NotFound or
+        Rejected if the endpoint refuses, and Rejected if the file `cursor` (None: no file) cannot be used at the start.
         """
         flow = changes_flow(self._session, None if cursor is None else Path(cursor), options)
         return self.hear(flow, interrupt=interrupt)

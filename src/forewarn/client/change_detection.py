@@ -37,7 +37,7 @@ _RESET_MAX_INCARNATION, _RESET_MIN_FALL = 3, 10  # a reset falls to at most the 
 class KnownEvent:
     """An event that a watcher knows as listed: as last seen, and in which boot of this VM."""
 
-    event: Event  # as the latest document that lists it has it
+    event: Event  # as in the latest document that lists it
     boot_id: str = ""  # boot in which it was last seen scheduled, or first seen if it had started; "" if unknown
 
 
@@ -74,8 +74,8 @@ class ObservedDocument:
 class DocumentFreshness(Enum):
     """How a received document relates to the last one that a watcher accepted.
 
-    CURRENT: the same document or a newer one. RESET: incarnations began again, or so it seems, so that the two cannot
-    be compared. STALE: older, and certainly not reset; it is ignored. DOUBTFUL: stale or reset, not known yet; new
+    CURRENT: the same document or a newer one. RESET: incarnations seem to have begun again, so the two cannot be
+    compared. STALE: older, and certainly not reset; it is ignored. DOUBTFUL: stale or reset, it is not known which; new
     events count, missing ones do not.
     """
 
@@ -86,12 +86,12 @@ class DocumentFreshness(Enum):
 
 
 def document_freshness(known: KnownDocument, observed: ObservedDocument) -> DocumentFreshness:
-    """Classify a received document by epoch, incarnation and the time that documents have been older.
+    """Classify a received document by epoch, incarnation, and how long documents have been older.
 
-    If both have an epoch and these differ, it is RESET, or DOUBTFUL if the received epoch is earlier. Else an
-    incarnation that is equal or higher is CURRENT, and a lower one is STALE if both documents have an epoch; if not, it
-    is DOUBTFUL, or RESET if it fell by more than 10 to at most 3. What would be STALE or DOUBTFUL is RESET once
-    `older_for_s` has reached MAX_STALE_S (70 s).
+    If both documents have an epoch and the epochs differ, it is RESET, or DOUBTFUL if the received epoch is earlier.
+    Otherwise an equal or higher incarnation is CURRENT. A lower one is STALE if both documents have an epoch; if not,
+    it is DOUBTFUL, or RESET if it fell by more than 10 to at most 3. Once `older_for_s` has reached MAX_STALE_S (70 s),
+    RESET replaces STALE and DOUBTFUL.
     """
     have_epochs = bool(known.epoch and observed.epoch)
     if have_epochs and known.epoch != observed.epoch:
@@ -118,10 +118,10 @@ def is_older_document(known: KnownDocument, observed: ObservedDocument) -> bool:
 
 
 def epoch_from_etag(tag: str) -> str:
-    """Return the part of this service's ETag that stays while the incarnation grows; "" for another ETag.
+    """Return the part of this service's ETag that stays as the incarnation grows; "" for a foreign ETag.
 
-    That is the epoch, with the digits that identify scope and store if it has them (spec §4.3): `"2-17-0a1b2c3d"` gives
-    `2-0a1b2c3d`.
+    That is the epoch, with the digits that identify scope and store if it has them (spec §4.3): `"2-17-0a1b2c3d"`
+    becomes `2-0a1b2c3d`.
     """
     found = _ETAG.fullmatch(tag)
     return found["epoch"] + (found["scope"] or "") if found else ""
@@ -139,13 +139,13 @@ _REBOOTING_KINDS = frozenset({Kind.REBOOT, Kind.REDEPLOY})
 def detect_changes(known: KnownDocument, observed: ObservedDocument) -> tuple[KnownDocument, tuple[Change, ...]]:
     """Return what is known after this document, and the changes that it shows; changes no argument.
 
-    A new event is a Scheduled, or a Started with `first`; a known one a Started when it has started, and a Gone when it
-    is no longer listed, unless an unusable element may stand for it. With `observed.repeats_moved`, one that has not
-    started and has another readable NotBefore is a Scheduled again. Other differences are kept, but are not changes.
-    Changes of known events come first, in their order, then new events in the document's; none has a `when_done`. The
-    outcome of a Gone is FINISHED if the event had started, else what the growth of the incarnation proves, else
-    FINISHED if this VM has rebooted for a Reboot or Redeploy of it, else UNKNOWN. A STALE document changes nothing, a
-    DOUBTFUL one only adds events never seen before (see `DocumentFreshness`).
+    A new event is a Scheduled, or a Started with `first`. A known event is a Started once it has started, and a Gone
+    once it is no longer listed, unless an unusable element may stand for it. With `observed.repeats_moved`, an event
+    that has not started and has another readable NotBefore is a Scheduled again. Other differences are kept, but are
+    not changes. Changes of known events come first, in their order, then new events in the document's order; no change
+    has a `when_done`. The outcome of a Gone is FINISHED if the event had started, else what the growth of the
+    incarnation proves, else FINISHED if this VM has rebooted for a Reboot or Redeploy of it, else UNKNOWN. A STALE
+    document changes nothing, a DOUBTFUL one only adds events never seen before (see `DocumentFreshness`).
     """
     freshness = document_freshness(known, observed)
     if freshness is DocumentFreshness.STALE:
@@ -276,7 +276,8 @@ def _may_have_rebooted(known_event: KnownEvent, observed: ObservedDocument) -> b
 def is_vm_name_needed(known: KnownDocument, observed: ObservedDocument) -> bool:
     """Return whether `detect_changes` may need `observed.vm_name` to decide how an event ended.
 
-    True if a Reboot or Redeploy that was seen in another boot is no longer listed: it has happened if it lists this VM.
+    Returns True if a Reboot or Redeploy that was seen in another boot is no longer listed: it has happened if it lists
+    this VM.
     """
     return any(_may_have_rebooted(known_event, observed) for known_event in _events_over(known, observed).values())
 

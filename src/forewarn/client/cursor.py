@@ -25,7 +25,7 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchCursor:
-    """The content of a cursor file, in which a watcher keeps its progress; by default that of a new one.
+    """The content of a cursor file, in which a watcher keeps its progress; the defaults are a new file's.
 
     Immutable; `load_cursor` reads one, and `save_cursor` writes it.
     """
@@ -153,8 +153,8 @@ def load_cursor(path: Path) -> WatchCursor:
 def save_cursor(path: Path, cursor: WatchCursor) -> None:
     """Write the cursor durably and atomically in place of the file, with a temporary file beside it.
 
-    Raises Rejected if the file cannot be written; the old one then stays, unless only the sync of its folder failed.
-    The folder must exist. It blocks until the disk has it.
+    Blocks until the data is on disk. The folder must exist. Raises Rejected if the file cannot be written; the old one
+    then stays, unless only the sync of its folder failed.
     """
     new_file = path.with_name(f".{path.name}.{os.getpid()}")
     try:

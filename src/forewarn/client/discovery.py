@@ -41,9 +41,9 @@ class Discovery:
 def is_scheduled_events_response(response: HttpResponse) -> bool:
     """Return whether a scheduled events endpoint seems to have sent this response.
 
-    Other clouds use the same address. True for a 200 with a JSON object that has `Events` or with an empty body, for a
-    400 or 404 with a JSON object whose `error` is a text, and for any transient status (408, 410, 429, and 500 or
-    more). False for everything else.
+    Other clouds use the same address. Returns True for a 200 with a JSON object that has `Events` or with an empty
+    body, for a 400 or 404 with a JSON object whose `error` is a text, and for any transient status (408, 410, 429, and
+    500 or more). Returns False for everything else.
     """
     if is_transient_status(response.status):
         return True
@@ -61,7 +61,7 @@ def _is_error_response(response: HttpResponse, content: dict[str, object]) -> bo
 
 
 def discover_endpoint(discovery: Discovery) -> Flow[Endpoint]:
-    """Flow: return the first endpoint that answers: the well-known one, else DHCP's at port 80 or 8080.
+    """Flow: return the first endpoint that answers, the well-known one or DHCP's at port 80 or 8080.
 
     It polls each of them, and takes only an answer that `is_scheduled_events_response` accepts. It may take minutes.
     Raises Unreachable if there is none; the message says what was tried. Calling it only makes the generator of

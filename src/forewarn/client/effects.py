@@ -29,10 +29,10 @@ class IncompleteResponse(Unavailable):
 
 
 class StaleConnection(IncompleteResponse):
-    """A kept connection was closed before any byte of the response came, perhaps before the request.
+    """A kept connection was closed before the response began, perhaps even before the request was sent.
 
-    So the server may not have seen the request. The `send` of a connection raises it, and `request_flow` repeats the
-    request once.
+    The server may not have seen the request. A connection's `send` raises this, and `request_flow` repeats the request
+    once.
     """
 
 
@@ -66,7 +66,7 @@ def incomplete_response_error(endpoint: Endpoint, error: Exception, *, may_be_st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRequest:
-    """Effect: send the request and give its `HttpResponse`, of any status, back to the flow.
+    """Effect: send the request, and return its `HttpResponse`, of any status, to the flow.
 
     A flow (a generator) yields effects, and the client that runs it performs them. Raises Unreachable or
     IncompleteResponse into the flow; its subclass StaleConnection if a kept connection was closed, so that the request
@@ -89,7 +89,7 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFunction:
-    """Effect: call a function that may block, and give its result, or raise its error, into the flow.
+    """Effect: call a function that may block; return its result, or raise its error, in the flow.
 
     A flow yields it, and the client that runs the flow calls the function; the asyncio client calls it in another
     thread.
@@ -100,7 +100,7 @@ class CallFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YieldItem:
-    """Effect: give `item` to the caller who iterates; the flow goes on when they request the next one.
+    """Effect: yield `item` to the iterating caller; the flow resumes when the next one is requested.
 
     Its result is None. A flow with such effects is for `hear` of a client.
     """
@@ -166,7 +166,7 @@ def request_flow(
 
     Calling it only makes the generator of effects, which a client runs. It returns a response of any status.
     `timeout_s` limits the wait until the response begins, and between two reads of it; all of it may take up to
-    BODY_TIMEOUT_S (120 s) longer. `connect_s` limits the connection attempt, or `timeout_s` if that is shorter. The
+    BODY_TIMEOUT_S (120 s) longer. The connection attempt is limited by the shorter of `connect_s` and `timeout_s`. The
     repetition is harmless: polls change nothing, and an approval may be repeated (spec §5.2). Raises Unreachable if it
     cannot connect, IncompleteResponse if the response does not come whole or in time.
     """

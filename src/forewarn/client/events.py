@@ -23,7 +23,7 @@ def lists(event: Event, name: str) -> bool:
 def event_key(event: Event) -> str:
     """Return the key by which a watcher identifies an event: its id in upper case.
 
-    If the event has no id, it is a text of its kind and resources.
+    If the event has no id, the key is a text made from its kind and resources.
     """
     return event.id.upper() or f"{event.kind} of {', '.join(event.resources)}"
 
@@ -70,7 +70,7 @@ class Scheduled(_EventChange):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(_EventChange):
-    """Change: `event` is listed as started, for the first time that the watcher sees it so.
+    """Change: the watcher sees `event` listed as started for the first time.
 
     `done()` marks the change as handled, so that it is not delivered again.
     """

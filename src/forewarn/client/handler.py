@@ -41,11 +41,11 @@ class Handler:
     """Calls decorated functions for events that list this VM; with `neighbours` for all events.
 
     Decorate functions before `run` or `arun`. Each takes one argument, the change. The decorators raise Rejected for a
-    function that cannot be called with one argument, and for a kind that is not a text. Functions of one event are
-    called one at a time, in the order of its changes and then of the decorators, but none waits for another's retry;
-    those of different events are called in parallel. `retry_s` are the delays in seconds before a function that raised
-    is called again; the last one repeats until the function returns or the event is gone (functions of `gone`: until
-    they return). `clock` measures them. Raises Rejected if `retry_s` is empty.
+    function that cannot be called with one argument, and for a kind that is not a text. Functions for one event are
+    called one at a time, in the order of its changes and then of the decorators, but none waits for another's retry.
+    Functions for different events are called in parallel. `retry_s` are the delays in seconds before a function that
+    raised is called again; the last one repeats until the function returns or the event is gone (functions of `gone`:
+    until they return). `clock` measures them. Raises Rejected if `retry_s` is empty.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class Handler:
         """Decorator: register a function to be called with the first change of an event.
 
         That is a Scheduled, or a Started if none came before. With `approve`, an event whose change was a Scheduled is
-        approved after the function returns, unless it is gone or a SpotRebalanceRecommendation; a failed approval is
-        retried, a refused one is not. No kinds means all kinds; letter case is ignored. Raises Rejected for a kind that
-        is not a text, and the decorator for a function that cannot be called with one argument. The function is
-        returned unchanged.
+        approved after the function returns, unless the event is gone or is a SpotRebalanceRecommendation; a failed
+        approval is retried, a refused one is not. No kinds means all kinds; letter case is ignored. Raises Rejected for
+        a kind that is not a text, and the decorator for a function that cannot be called with one argument. The
+        function is returned unchanged.
         """
         return partial(self._add_rule, _is_first_change, _checked_kinds(kinds, "on"), approve)
 
     def started(self, *kinds: str) -> Callable[[F], F]:
         """Decorator: register a function to be called with the Started of an event of these kinds.
 
-        No kinds means all kinds; letter case is ignored. If no Scheduled came before, functions of `on` are called with
-        it too. Raises Rejected for a kind that is not a text, and the decorator for a function that cannot be called
-        with one argument. The function is returned unchanged.
+        No kinds means all kinds; letter case is ignored. If no Scheduled came before, functions registered with `on`
+        are called with it too. Raises Rejected for a kind that is not a text, and the decorator for a function that
+        cannot be called with one argument. The function is returned unchanged.
         """
         return partial(self._add_rule, _is_started, _checked_kinds(kinds, "started"), False)
 
@@ -94,7 +94,7 @@ class Handler:
     def gone(self, *kinds: str) -> Callable[[F], F]:
         """Decorator: register a function to be called with the Gone of events of these kinds (none: all).
 
-        Letter case of kinds is ignored. It is called when an event is no longer listed, and again until it returns;
+        The letter case of kinds is ignored. It is called when an event is no longer listed, and again until it returns;
         `change.outcome` says how the event ended. Raises Rejected for a kind that is not a text, and the decorator for
         a function that cannot be called with one argument.
         """
@@ -114,9 +114,9 @@ class Handler:
         """Watch for changes and call functions, each call in its own thread, until `stop`.
 
         It blocks, and may be run again afterwards; one run at a time. `cursor` is the file that keeps the changes that
-        are not handled; None: no file. Waits out outages. Raises NotFound or Rejected if the endpoint refuses, Rejected
-        also if the cursor file cannot be used or one of the functions is async, and an exception of a function that is
-        no Exception (such as SystemExit). After any other exception of a function, it logs it and calls the function
+        are not handled; None: no file. Waits out outages. Raises NotFound or Rejected if the endpoint refuses, and
+        Rejected if the cursor file cannot be used or one of the functions is async. It raises an exception of a
+        function only if it is not an Exception (such as SystemExit); any other is logged, and the function is called
         again. `stop` lets running functions end; after an error of the watch they are not waited for.
         """
         for rule in self._rules:
@@ -162,9 +162,9 @@ class Handler:
         Functions that are not async are called in threads of the loop's default executor, which are few: many slow ones
         delay each other and the watch. `cursor` is the file that keeps the changes that are not handled; None: no file.
         Waits out outages. Cancellation, or an error of the watch, cancels the tasks; functions in threads run on, and
-        are not waited for. Raises NotFound or Rejected if the endpoint refuses, Rejected also if the cursor file cannot
-        be used. After an exception of a function, it logs it and calls the function again; SystemExit ends it. One run
-        at a time.
+        are not waited for. Raises NotFound or Rejected if the endpoint refuses, and Rejected if the cursor file cannot
+        be used. An exception of a function is logged, and the function is called again; SystemExit ends the run. One
+        run at a time.
         """
         scheduler = self._make_scheduler()
         loop, interrupt = asyncio.get_running_loop(), asyncio.Event()
@@ -216,9 +216,10 @@ class Handler:
     def stop(self) -> None:
         """Make `run` or `arun` return when the running functions, and their approvals, are over.
 
-        It returns at once itself. It ends an open poll or a pause at once; a connection that is being opened may take
-        CONNECT_TIMEOUT_S (5 s). Any thread and any signal handler may call it; before a run, it makes that run return
-        at once. Changes that are not handled by then are delivered again next time, if there is a cursor file.
+        `stop` itself returns at once. It ends an open poll or a pause at once; a connection that is being opened may
+        take CONNECT_TIMEOUT_S (5 s). Any thread and any signal handler may call it; if it is called before a run, that
+        run returns at once. Changes that are not handled by then are delivered again next time, if there is a cursor
+        file.
         """
         self._stopped.set()
         for interrupt in tuple(self._interrupts):

@@ -55,7 +55,7 @@ class HandlerTask:
 class LearnVmName:
     """Job: ask the endpoint for this VM's name, which is the job's result.
 
-    A job is what `HandlerScheduler.due_jobs` wants to have run; `Handler` runs it and reports its result.
+    `HandlerScheduler.due_jobs` yields jobs; `Handler` runs them and reports their results.
     """
 
 
@@ -93,8 +93,8 @@ class HandlerScheduler:
 
     It does no I/O. Call `add_change` for each change and `release_unwanted` after each poll, run the jobs of
     `due_jobs`, and report each with `job_succeeded` or `job_failed`, all in one thread. It calls `done()` of a change
-    when all its functions are over, which may write the cursor file in the calling thread; changes that none wants are
-    marked as handled together, by `release_unwanted`.
+    when all its functions are over, which may write the cursor file in the calling thread. `release_unwanted` marks all
+    changes that no function wants as handled together.
     """
 
     rules: Sequence[HandlerRule]  # one for each registered function
@@ -137,8 +137,8 @@ class HandlerScheduler:
     def due_jobs(self) -> Iterator[HandlerJob]:
         """Yield the jobs that are due now, and mark each as running when it is yielded.
 
-        At most one for each event, and none while another of it runs; and a LearnVmName if changes wait for the name.
-        With `is_stopping`, only approvals.
+        There is at most one job for each event, and none while another job of the event runs; and a LearnVmName if
+        changes wait for the name. With `is_stopping`, it yields only approvals.
         """
         now = self.clock()
         if self._inbox and not self._is_learning_name and not self.is_stopping and self._learn_name_at <= now:
@@ -152,11 +152,12 @@ class HandlerScheduler:
                 yield ApproveEvent(task=due) if due.has_returned else CallHandlerFunction(task=due)
 
     def job_succeeded(self, job: HandlerJob, result: Any) -> None:
-        """Take the result of a job: the VM's name for LearnVmName, else it is ignored.
+        """Take the result of a job: the VM's name for LearnVmName; other results are ignored.
 
         With the name, the changes that waited for it get their tasks, or are done if no function wants them. After a
-        function whose rule wants it, the approval becomes due if the change is a Scheduled, unless the event is gone or
-        is a SpotRebalanceRecommendation. Else the task is over; the last one of a change calls its `done()`.
+        function whose rule wants an approval, the approval becomes due if the change is a Scheduled, unless the event
+        is gone or is a SpotRebalanceRecommendation. Otherwise the task is over; the last one of a change calls its
+        `done()`.
         """
         if isinstance(job, LearnVmName):
             self._is_learning_name, self.vm_name = False, result

@@ -23,7 +23,7 @@ class EndpointRecorder:
 
     `for_s` None means until interrupted. It polls every `every_s` seconds with the api-version `version`, or at once
     after a long poll that the endpoint held; the version is not negotiated, so a refusal is an answer like any other.
-    `clock` gives monotonic seconds, `sleep` waits. The recording begins when the recorder is created. It writes no
+    `clock` returns monotonic seconds, `sleep` waits. The recording begins when the recorder is created. It writes no
     file: the caller stores what `answers` yields and, at the end, the result of `end`.
     """
 
@@ -50,7 +50,7 @@ class EndpointRecorder:
         """Poll, and yield each answer whose content differs from the last one's, until `for_s` is over.
 
         It blocks between the polls; call it once. A 304 to its ETag is not yielded. A failure is an answer with status
-        None; only if the endpoint accepts no connection at the first poll, it raises Unreachable.
+        None; Unreachable is raised only if the endpoint accepts no connection at the first poll.
         """
         last: RecordedResponse | None = None
         while self._left_s() > 0:
@@ -63,7 +63,7 @@ class EndpointRecorder:
     def end(self) -> RecordingEnd:
         """Return the recording's last line, as of now: elapsed seconds, Date of the last response, polls.
 
-        It sends and ends nothing.
+        It sends nothing, and does not end the recording.
         """
         return RecordingEnd(at_s=self._elapsed_s(), date=self._date, polls=self._polls)
 

@@ -85,7 +85,7 @@ class BadRecording(Rejected):
 def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> bytes:
     """Encode one line of a recording file, with its newline. Raises ValueError if a number is not finite.
 
-    The file is JSON lines: a header, answers, and at last an end.
+    The file consists of JSON lines: a header, answers, and finally an end.
     """
     if isinstance(part, RecordingHeader):
         line = {
@@ -127,7 +127,7 @@ def decode_recording(raw: bytes, source: str) -> EndpointRecording:
     """Decode the bytes of a recording file, `raw`; `source` names the file in messages.
 
     Ignores blank lines, and a last line that was cut off. Raises BadRecording, with line and remedy, for content that
-    is no recording of RECORDING_FORMAT, lines after its end or not in order of time, and a recording without any
+    is not a recording of RECORDING_FORMAT, lines after its end or not in order of time, and a recording without any
     answer. `end` of the result is None if the recording was cut off.
     """
     lines = list(_parse_lines(raw, source))

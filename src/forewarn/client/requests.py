@@ -62,7 +62,7 @@ class PollState:
 
     @property
     def condition(self) -> str:
-        """The ETag to send with the next poll; "" if there is none: then the answer comes in full.
+        """The ETag to send with the next poll; "" if there is none, so that the answer comes in full.
 
         Also "" if the last document was only partly usable: the next answer may be whole.
         """
@@ -143,8 +143,8 @@ def _decode_document(response: HttpResponse) -> Received:
 def raise_for_status(response: HttpResponse) -> None:
     """Raise the error that a status other than 200 means; return None for 200.
 
-    TemporarilyUnavailable if the status is transient (`is_transient_status`), NotFound for 404, else Rejected, also for
-    a 304, a redirect or another 2xx. The last two errors contain the service's reason.
+    Raises TemporarilyUnavailable if the status is transient (`is_transient_status`), NotFound for 404, and Rejected for
+    all others, including a 304, a redirect or another 2xx. The last two errors contain the service's reason.
     """
     if response.status == 200:
         return
@@ -237,8 +237,9 @@ def step_after_failure(state: PollState, error: Unavailable | None = None) -> Po
 def backoff_s(failures: int, error: Unavailable | None = None) -> float:
     """Return the seconds to wait after this many failures in a row: 0.5, then doubling up to 5.
 
-    `failures` is 1 or more. If `error` is a TemporarilyUnavailable with a Retry-After, at least that, which is at most
-    MAX_RETRY_AFTER_S (10 s): a Preempt gives only 30 seconds (spec §6.3). Any other error, or None, changes nothing.
+    `failures` is 1 or more. If `error` is a TemporarilyUnavailable with a Retry-After, it is at least that, but only up
+    to MAX_RETRY_AFTER_S (10 s), because a Preempt has only 30 seconds of notice (spec §6.3). Any other error, or None,
+    changes nothing.
     """
     doubling = min(MAX_BACKOFF_S, 0.5 * 2.0 ** min(failures - 1, 8))
     asked = error.retry_after_s if isinstance(error, TemporarilyUnavailable) else None
@@ -248,7 +249,7 @@ def backoff_s(failures: int, error: Unavailable | None = None) -> float:
 def should_give_up(failures: int, paused_s: float, error: Unavailable) -> bool:
     """Return whether to give up a single request after this error: True from MAX_TRIES (5) failures on.
 
-    `failures` counts this one too. If the error is a 410, their number does not matter: True once `paused_s`, the
+    `failures` includes this one. If the error is a 410, their number does not matter: returns True once `paused_s`, the
     seconds of all pauses so far, has reached GONE_TIMEOUT_S (80 s).
     """
     is_gone = isinstance(error, TemporarilyUnavailable) and error.status == 410

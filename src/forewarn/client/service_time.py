@@ -37,16 +37,16 @@ class ServiceTimeEstimate:
     def time_at(self, at: float) -> float | None:
         """Return the service's time in POSIX seconds at this instant of the local monotonic clock.
 
-        None until a Date was accepted.
+        Returns None until a Date was accepted.
         """
         return None if self._offset_s is None else self._offset_s + at
 
     def add_answer(self, date: float | None, at: float, *, trust_first: bool = True) -> None:
         """Take the Date (POSIX seconds) of an answer received `at`; None (no Date) changes nothing.
 
-        A Date within TOLERANCE_S (2 s) of the estimate replaces it. Any other only makes it doubtful, until
-        AGREEING_ANSWERS (3) in a row agree with each other; then the latest replaces it. The first Date of all has
-        nothing to fit: with `trust_first` it counts at once, else it too needs AGREEING_ANSWERS that agree, itself
+        A Date within TOLERANCE_S (2 s) of the estimate replaces it. Any other Date only makes the estimate doubtful,
+        until AGREEING_ANSWERS (3) in a row agree with each other; then the latest replaces it. The very first Date has
+        no estimate to fit: with `trust_first` it counts at once, else it too needs AGREEING_ANSWERS that agree, itself
         included.
         """
         if date is None:

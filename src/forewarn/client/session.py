@@ -94,7 +94,7 @@ def _require_all_kinds(version: str) -> None:
 def _missing_fields_warning(version: str) -> str:
     """A warning that names the event fields this version lacks; "" if it has them all.
 
-    KeyError if the version is not in VERSIONS.
+    Raises KeyError if the version is not in VERSIONS.
     """
     listed = event_fields(version)
     missing = [name for name in event_fields(NEWEST_VERSION) if name not in listed]
@@ -116,8 +116,8 @@ class ClientSession:
     """State and flows that the blocking and the asyncio client share; it does no I/O itself.
 
     Methods marked `Flow` are generators of effects: a client runs them, and does the I/O and sleeping. `endpoint` is an
-    address, or None: then `environ` has it, else `discovery` finds it (None: with the default settings). `version`
-    fixes the api-version, which is not checked, None negotiates it. `boot_id` returns that of this boot, `clock`
+    address; if it is None, `environ` has it, or `discovery` finds it (None: with the default settings). `version` fixes
+    the api-version, which is not checked; None negotiates it. `boot_id` returns the id of this boot, `clock` the
     seconds of a monotonic clock. Raises Rejected if the configured endpoint is not valid. Its attribute `endpoint` is
     None until it is known; `answered_at`, `held_s` and `last_error` (of the watch flows) are what `ClientProperties`
     shows. `service_time` estimates the service's clock.
@@ -151,7 +151,7 @@ class ClientSession:
     def time_left(self, event: Event) -> float | None:
         """Return the seconds until the event's NotBefore by the service's time now, negative after it.
 
-        None if either is unknown. Sends nothing.
+        Returns None if either is unknown. Sends nothing.
         """
         return time_left_s(event, self.now())
 
@@ -161,7 +161,7 @@ class ClientSession:
         return None if self.answered_at is None else self.service_time.time_at(self.answered_at)
 
     def now(self) -> float | None:
-        """Return the service's time in POSIX seconds, also between its answers; None if it is not known."""
+        """Return the service's time in POSIX seconds, even between its answers; None if it is not known."""
         return self.service_time.time_at(self.clock())
 
     def discover(self) -> Flow[Endpoint]:
@@ -198,8 +198,8 @@ class ClientSession:
     def name(self) -> Flow[str]:
         """Flow: return this VM's name, as the `resources` of events spell it; ask only until it is known.
 
-        Retries transient failures, then raises Unavailable, also if the answer cannot be a VM's name; Unreachable at
-        once, NotFound or Rejected if a retry cannot help. Calling it only makes the generator of effects, which a
+        Retries transient failures, then raises Unavailable, as it does if the answer cannot be a VM's name; Unreachable
+        at once, NotFound or Rejected if a retry cannot help. Calling it only makes the generator of effects, which a
         client runs.
         """
         if self._name is None:
@@ -210,7 +210,7 @@ class ClientSession:
         """Flow: approve these events or event ids, in one request: all or, if it is refused, none.
 
         Retries transient failures, then raises Unavailable; Unreachable at once, NotFound or Rejected if a retry cannot
-        help. Raises Rejected also if there is no id, or an empty one. Calling it only makes the generator of effects,
+        help. Also raises Rejected if there is no id, or an empty one. Calling it only makes the generator of effects,
         which a client runs.
         """
         ids = [event if isinstance(event, str) else event.id for event in events]
@@ -378,6 +378,6 @@ class ClientProperties:
     def trouble(self) -> str:
         """Why the latest poll of `documents` or `watch` failed, or which part of its document is unusable.
 
-        A sentence for people; "" if neither, or if any poll has succeeded since.
+        It is a sentence for people; "" if neither applies, or if any poll has succeeded since.
         """
         return self._session.last_error

@@ -112,7 +112,7 @@ class _MarkHandled:
 
 
 def mark_all_handled(changes: Iterable[Change]) -> None:
-    """Call `done()` of these changes, but write the cursor file only once for all changes of a watch.
+    """Call `done()` on these changes, but write the cursor file only once for all changes of a watch.
 
     A file with thousands of events takes a while to write, and a document can have as many new events. Changes of a
     watch with `in_order` are written one by one. A file that cannot be written is only logged: the changes may be
@@ -130,7 +130,7 @@ def mark_all_handled(changes: Iterable[Change]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchOptions:
-    """How a watch delivers changes; the default is that of `Client.watch`.
+    """How a watch delivers changes; the defaults are what `Client.watch` does.
 
     `explicit`: a change is handled only by its `done()`, not when the next one is requested. `in_order`: `done()` also
     handles all changes before it, so that a thousand changes need one write. `max_poll_s` returns for how many seconds
