@@ -27,12 +27,12 @@ def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_ru
     """Predict a host's failure: each of its VMs gets a Redeploy event.
 
     \f
-    `host` is its name, ignoring letter case; `in_s` is the notice in seconds of lab time; 0: the minimum (10 minutes),
-    or none with `short_notice`. Marks the host as degraded and schedules the events; deallocated VMs get none, VMs that
-    are being moved to it get one. With `dry_run` only prints a preview. Returns the exit code: with `wait`, which
-    follows the request to its end, 1 unless it succeeded, else 0. Raises NotFound, Refused if the host is not healthy,
-    a VM has no other host or the hypervisor cannot redeploy, Rejected if the notice is below the minimum without
-    `short_notice`.
+    `host` is its name, ignoring letter case; `in_s` is the notice in seconds of lab time; 0 means the minimum (10
+    minutes), or no notice with `short_notice`. Marks the host as degraded and schedules the events; deallocated VMs get
+    none, but VMs that are being moved to the host do. With `dry_run` it only prints a preview. Returns the exit code:
+    with `wait`, which follows the request to its end, 1 unless it succeeded, else 0. Raises NotFound, Refused if the
+    host is not healthy, a VM has no other host or the hypervisor cannot redeploy, Rejected if the notice is below the
+    minimum without `short_notice`.
     """
     body: dict[str, object] = {"in_s": in_s}
     if short_notice:
@@ -86,9 +86,9 @@ def confirm_down(call: Invocation, host: str) -> None:
     run twice and damage its disks. `forewarn repair` takes it back.
 
     \f
-    `host` is the name, ignoring letter case, of a host that has failed or does not answer the hypervisor. Does not ask.
-    Prints that its VMs may be started elsewhere. Raises NotFound, or Refused for any other host, or if it is confirmed
-    already.
+    `host` is the name, ignoring letter case, of a host that has failed or does not answer the hypervisor. Does not ask
+    for confirmation. Prints that its VMs may be started elsewhere. Raises NotFound, or Refused for any other host or
+    one already confirmed.
     """
     view = call.api.post("hosts", host, "confirm-down")
     if call.output.as_json:
@@ -106,7 +106,7 @@ def repair(call: Invocation, host: str) -> None:
     \f
     `host` is the name, ignoring letter case, of a host that is degraded, has failed, or is confirmed down; that
     confirmation ends too. Prints its health; moves no VM back, and withdraws no event. Raises NotFound, or Refused if
-    it is healthy and not confirmed down, or events are still scheduled that move VMs away because it is degraded:
+    it is healthy and not confirmed down, or if events that move VMs away because it is degraded are still scheduled:
     withdraw them first.
     """
     view = call.api.post("hosts", host, "repair")

@@ -53,7 +53,7 @@ class Invocation:
 
     @cached_property
     def output(self) -> Output:
-        """The Output of this run, which prints JSON where --json was given; one object, made at the first use.
+        """The Output of this run, which prints JSON if --json was given; made once, at the first use.
 
         Use it only after the options were parsed.
         """
@@ -68,7 +68,7 @@ class Invocation:
 
     @property
     def remote_selection(self) -> RemoteSelection:
-        """The remote service that options, else the environment, select; falsy for the local service.
+        """The remote service that the options or else the environment select; falsy for the local service.
 
         Raises Rejected if --data is given together with --server or --profile. After `require_local` the environment is
         ignored, and this check is not made.
@@ -98,7 +98,7 @@ class Invocation:
         """The ApiClient of the selected service, made at the first use; it opens a connection for each call.
 
         Raises Rejected, NotFound or Unauthenticated if no profile can be chosen for a remote service, as
-        `remote_profile` does; whether the service runs is not checked.
+        `remote_profile` does. Does not check that the service runs.
         """
         if self.remote_profile is not None:
             return ApiClient(RemoteTransport(self.remote_profile))
@@ -247,8 +247,8 @@ def duration(text: str) -> float:
 def require_server_extra(command: str) -> Iterator[None]:
     """Context manager for a command's imports; raises Rejected if the [server] extra is not installed.
 
-    It turns a ModuleNotFoundError in its block into Rejected, with the pip command in the message; that of a module of
-    forewarn itself is raised unchanged. `command` is the command without `forewarn`.
+    It turns a ModuleNotFoundError in its block into Rejected, with the pip command in the message, unless the missing
+    module is one of forewarn's own. `command` is the command without `forewarn`.
     """
     try:
         yield

@@ -48,11 +48,11 @@ def vms(call: Invocation, detach: bool, slirp: bool, console: str | None) -> Non
     forewarn vm console web-0
 
     \f
-    With root, guests have taps in a namespace per host; without, or with `slirp`, QEMU's user network. `console` None:
-    the setting decides. Builds the guest at the first start, and removes first what an earlier lab left. Without
-    `detach`, runs until SIGTERM or Ctrl-C, then removes the lab with all its data; with it, returns when the service
-    serves. Raises Rejected if a program is missing or the path of the data directory has a comma or a blank, Refused if
-    a lab runs there, or if the directory has another fleet. If the start fails, everything is removed.
+    As root, guests have taps in a namespace per host; otherwise, or with `slirp`, QEMU's user network. If `console` is
+    None, the setting decides. First removes what an earlier lab left, and builds the guest at the first start. With
+    `detach` it returns when the service serves; without, it runs until SIGTERM or Ctrl-C, then removes the lab with all
+    its data. Raises Rejected if a program is missing or the path of the data directory has a comma or a blank, Refused
+    if a lab runs there, or if the directory has another fleet. If the start fails, everything is removed.
     """
     with require_server_extra("lab vms"):
         from forewarn.lab.vms.image import build_image, check_programs, image_directory

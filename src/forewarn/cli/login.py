@@ -48,13 +48,13 @@ def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path |
     Without --secret-file the command prompts for the secret, or reads it from standard input, and saves it.
 
     \f
-    Server and profile are --server and --profile or, if neither is given, those of the environment; a server is needed,
-    and without a profile its name is `default`. Of `secret_file` only the path is saved. `ca` None: the file of
-    FOREWARN_CA, else the CAs of the system. `issuer` and `scope` (of the token) "": those that the server names. Saves
-    the profile only if the sign-in works, also for a client without a role; replaces one of the same name. Raises
-    Unauthenticated if the secret is refused, Rejected for a wrong option, a secret or secret file that cannot be used,
-    or a file of profiles that others may read, NotFound if `secret_file` does not exist, Unavailable if the server
-    cannot be reached.
+    Server and profile come from --server and --profile or, if neither is given, from the environment; a server is
+    required, and the profile's name is `default` if none is given. Only the path of `secret_file` is saved. If `ca` is
+    None, the file of FOREWARN_CA or else the system's CAs are used. If `issuer` or `scope` (of the token) is "", the
+    server names it. Saves the profile only if the sign-in works, even for a client without a role; replaces one of the
+    same name. Raises Unauthenticated if the secret is refused, Rejected for a wrong option, a secret or secret file
+    that cannot be used, or a file of profiles that others may read, NotFound if `secret_file` does not exist,
+    Unavailable if the server cannot be reached.
     """
     name = require_profile_name(call.remote_selection.profile or DEFAULT_PROFILE)
     if not call.remote_selection.server:
@@ -177,8 +177,8 @@ def whoami(call: Invocation) -> None:
     """Show which service answers, and your identity there.
 
     \f
-    Prints the caller's name, id and roles, and the data directory or URL of the service; with --json the API's answer.
-    A caller without a role gets an answer too. Raises Unauthenticated if a remote sign-in is refused.
+    Prints the caller's name, id and roles, and the data directory or URL of the service; with --json it prints the
+    API's answer. A caller without a role gets an answer too. Raises Unauthenticated if a remote sign-in is refused.
     """
     me = call.api.get("access", "me")
     service = str(call.data) if call.remote_profile is None else call.remote_profile.server
@@ -201,9 +201,9 @@ def portal(call: Invocation, in_browser: bool) -> None:
 
     \f
     The link is valid for 15 minutes. It signs in the caller; the owner of the local service becomes the client `admin`,
-    if that is an administrator. With `in_browser` also opens it, by way of a private temporary file, which is not
-    deleted; raises Unavailable if no browser can be started. Raises Forbidden unless the caller is an administrator,
-    Refused if the service has no portal, and for users of an external issuer.
+    if that is an administrator. With `in_browser` it also opens the link, by way of a private temporary file that is
+    not deleted; raises Unavailable if no browser can be started. Raises Forbidden unless the caller is an
+    administrator, Refused if the service has no portal, and for users of an external issuer.
     """
     link = _with_reachable_url(call, call.api.post("access", "links"))
     if call.output.as_json:

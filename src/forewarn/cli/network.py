@@ -70,10 +70,10 @@ def plan(call: Invocation, listeners: bool, ruleset: bool, **options: Any) -> No
     """Show what apply would set, and change nothing.
 
     \f
-    `options` has taps, ports, uris, file and state. Needs no privilege. Prints the interfaces and the commands that
-    would set up this host; with `listeners` or `ruleset` only that; --json has everything. Devices may be missing.
-    Raises Rejected if a source is wrong, a device does not fit, or a service answers whose fleet does not have a VM
-    that an option or the file names.
+    `options` has taps, ports, uris, file and state. Needs no privileges. Prints the interfaces and the commands that
+    would set up this host, or only the part that `listeners` or `ruleset` selects; --json prints everything. Devices
+    may be missing. Raises Rejected if a source is wrong, a device does not fit, or a service answers whose fleet does
+    not have a VM that an option or the file names.
     """
     from forewarn.guest_network.apply import plan_here
     from forewarn.guest_network.plan import listener_tables, render_listeners
@@ -103,12 +103,12 @@ def apply(call: Invocation, replace_earlier: bool, follow: bool, **options: Any)
 
     \f
     `options` has taps, ports, uris, file and state. Prints what it changed. After an error, run it again: it continues.
-    With `follow` it runs until SIGINT or SIGTERM, which leave the host as it is, devices may be missing, VMs that are
-    no longer named are dropped, and later errors are printed and tried again. Raises Rejected without root, for wrong
+    With `follow` it runs until SIGINT or SIGTERM, which leave the host as it is; devices may be missing, VMs that are
+    no longer named are dropped, and later errors are printed and retried. Raises Rejected without root, for wrong
     sources or VMs that the fleet of a service that answers does not have, and for devices that do not fit or, without
-    `follow`, are missing; Refused if VMs of an earlier plan, which options or a source not given now had named, would
-    be dropped without `replace_earlier`, while rules of the documentation are loaded by hand, and while another command
-    is at work.
+    `follow`, are missing; Refused if, without `replace_earlier`, it would drop VMs of an earlier plan that came from
+    options or from a source not given now; while rules of the documentation are loaded by hand; and while another
+    command is at work.
     """
     from forewarn.guest_network.apply import apply_plan
     from forewarn.guest_network.follow import follow_devices

@@ -35,15 +35,15 @@ STATE_STYLES = {  # state in lower case → style of rich
 
 
 def without_control_characters(text: object) -> str:
-    """Return `str(text)` with U+FFFD for each unprintable character except line feeds.
+    """Return `str(text)` with U+FFFD in place of each unprintable character except line feeds.
 
-    So text from elsewhere cannot control the terminal.
+    This keeps text from elsewhere from controlling the terminal.
     """
     return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(text))
 
 
 def state_text(text: object) -> Text:
-    """Return a state such as `scheduled`, as it is spelled, in its colour of STATE_STYLES.
+    """Return a state such as `scheduled`, spelled as given, in its colour from STATE_STYLES.
 
     Letter case does not matter for the colour; unknown states have none. Control characters are replaced.
     """
@@ -74,10 +74,10 @@ def join_text(*parts: object) -> Text:
 class Output:
     """Prints the answers of one command to stdout, and errors to stderr.
 
-    On a terminal with colours and wrapped lines, in a pipe as plain lines. With `as_json` only `print_error` prints
-    JSON by itself: for answers the caller chooses between `print_json` and the other methods, which then print text as
-    in a pipe. `program` replaces `forewarn` in hints. The attributes `stdout` and `stderr` are the consoles of rich
-    that it prints to.
+    It uses colours and wrapped lines on a terminal, and plain lines in a pipe. With `as_json`, only `print_error`
+    prints JSON on its own; for answers the caller chooses between `print_json` and the other methods, which then print
+    text as in a pipe. `program` replaces `forewarn` in hints. The attributes `stdout` and `stderr` are the consoles of
+    rich that it prints to.
     """
 
     def __init__(self, *, as_json: bool = False, program: str = "forewarn") -> None:
@@ -98,7 +98,7 @@ class Output:
     def print_json(self, view: Any) -> None:
         """Print a value to stdout as JSON on one line, so that watching commands can print one per line.
 
-        Prints it in every mode, also if --json was not given.
+        Prints it in every mode, even if --json was not given.
         """
         click.echo(json.dumps(view, ensure_ascii=False, separators=(",", ":")))
 
@@ -188,8 +188,8 @@ class Output:
 def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Table:
     """Return a table of rich, headers in capitals, for a terminal of this width in characters.
 
-    Prints nothing. The columns have the widths of `column_widths`, or those that rich chooses if that finds none.
-    Raises ValueError unless each row has a cell per header.
+    Prints nothing. `column_widths` decides the widths of the columns or, if it finds none, rich does. Raises ValueError
+    unless each row has a cell per header.
     """
     table = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bright_black")
     listed = list(rows)
@@ -205,7 +205,7 @@ def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: i
 def column_widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
     """Return widths of table columns that break cells only between pieces; [] if the pieces do not fit.
 
-    `columns` has the texts of each column, `width` is that of the table. A piece is a word, a time, or a text in
+    `columns` has the texts of each column, `width` is the table's width. A piece is a word, a time, or a text in
     parentheses. Each column gets the width of its longest piece. Then, from the left, each column that fits whole gets
     its full width, and the column that lacks most gets what remains.
     """

@@ -56,11 +56,12 @@ def record(
     api-version, it records only the VM's name.
 
     \f
-    `out` None: VM-TIME.jsonl in this directory. `every_s` and `for_s` are in seconds of real time; an endpoint that
-    holds polls is polled again as soon as it answers. Ends after `for_s` (None: never) or at Ctrl-C, which is no error,
-    then prints a summary. `version` is the api-version of the polls. `endpoint` None: from the environment, else
-    discovered. Raises Unreachable if no endpoint is found or nothing accepts the first poll, Rejected if the file
-    exists or cannot be written, or `every_s` is below 0.01; leaves no file if there was no poll.
+    If `out` is None, the file is VM-TIME.jsonl in this directory. `every_s` and `for_s` are in seconds of real time; an
+    endpoint that holds polls is polled again as soon as it answers. Ends after `for_s` (None: never) or at Ctrl-C,
+    which is no error, then prints a summary. `version` is the api-version of the polls. If `endpoint` is None, it comes
+    from the environment, or is discovered. Raises Unreachable if no endpoint is found or nothing accepts the first
+    poll, Rejected if the file exists or cannot be written, or `every_s` is below 0.01; leaves no file if there was no
+    poll.
     """
     if every_s < _MIN_INTERVAL_S:
         raise Rejected(f"--every {every_s:g} s is too often: give {_MIN_INTERVAL_S:g} s or more")

@@ -125,12 +125,12 @@ def evict(call: Invocation, vms: tuple[str, ...], recommend: bool, **options: An
     """Evict Spot VMs, with 30 seconds of notice.
 
     \f
-    Sends the request `evict` and prints its events; with `recommend` instead the request `recommend-rebalance`, a
-    SpotRebalanceRecommendation, which needs the setting preview_versions, else it is Refused. `vms` are names,
-    `group/name` or keys, ignoring letter case. `options` has wait (follow it to its end), notice_s (seconds of lab
-    time; None: 30, which is also the minimum), short_notice (allow less; needs notice_s) and dry_run (only preview it,
-    send nothing). All VMs or none: NotFound for an unknown one, Refused if one is no Spot VM. Returns the exit code: 1
-    if it was followed and did not succeed (it failed or was canceled), else 0.
+    Sends the request `evict` and prints its events; with `recommend` it sends instead the request
+    `recommend-rebalance`, a SpotRebalanceRecommendation, which is Refused without the setting preview_versions. `vms`
+    are names, `group/name` or keys, ignoring letter case. `options` has wait (follow it to its end), notice_s (seconds
+    of lab time; None: 30, which is also the minimum), short_notice (allow less; needs notice_s) and dry_run (only
+    preview it, send nothing). All VMs or none: NotFound for an unknown one, Refused if one is no Spot VM. Returns the
+    exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
     """
     return _send_maintenance_request(call, "recommend-rebalance" if recommend else "evict", vms, **options)
 
@@ -144,8 +144,8 @@ def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: An
 
     \f
     `vms` are names, `group/name` or keys, ignoring letter case. Sends the request `delete`, or with `scale_in` the
-    request `scale-in`, and prints its events. A VM without terminate notification is deleted at once, and then a
-    notice_s is Refused; without `scale_in`, one whose scope has scheduled events disabled is deleted at once too.
+    request `scale-in`, and prints its events. A VM without terminate notification is deleted at once, and a notice_s
+    for it is Refused. Without `scale_in`, a VM whose scope has scheduled events disabled is deleted at once too.
     `options` has wait (follow it to its end), notice_s (seconds of lab time; None: the VM's own), short_notice (allow
     less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). All VMs or none: NotFound for an
     unknown one, Refused if the state of one forbids it. Returns the exit code: 1 if it was followed and did not
@@ -186,9 +186,9 @@ def power(call: Invocation, words: tuple[str, ...], wait: bool, dry_run: bool) -
     \f
     `words` are VMs (names, `group/name` or keys), then one of off, start, deallocate, reapply and reimage; raises
     Rejected otherwise. Sends the request for all VMs, and prints what was accepted. It is done at once, with no event,
-    but a reimage of a VM with OS image notification has a notice. With `dry_run` only prints a preview. Returns the
-    exit code: 1 if it was followed to its end (`wait`) and did not succeed, else 0. Raises NotFound for an unknown VM,
-    Refused if the state of one forbids it; then nothing is done.
+    except that a reimage of a VM with OS image notification has a notice. With `dry_run` it only prints a preview.
+    Returns the exit code: 1 if it was followed to its end (`wait`) and did not succeed, else 0. Raises NotFound for an
+    unknown VM, Refused if the state of one forbids it; then nothing is done.
     """
     *vms, what = words
     if not vms or what not in _POWER_ACTIONS:
@@ -211,9 +211,9 @@ def perform_maintenance(call: Invocation, vm: str, wait: bool) -> int:
 
     \f
     `vm` is a name, `group/name` or key. Approves its scheduled platform events, for all VMs that they list, so that
-    they start as soon as nothing else holds them back, and prints them, those that were approved before included.
-    Returns the exit code: with `wait`, which follows the request to its end, 1 unless it succeeded, else 0. Raises
-    NotFound, or Refused if the VM has no such event.
+    they start as soon as nothing else holds them back, and prints them, including those approved before. Returns the
+    exit code: with `wait`, which follows the request to its end, 1 unless it succeeded, else 0. Raises NotFound, or
+    Refused if the VM has no such event.
     """
     answer = call.api.post("vms", vm, "perform-maintenance")
     if wait:

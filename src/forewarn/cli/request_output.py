@@ -33,8 +33,8 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would h
 def show_preview(call: Invocation, view: JsonObject) -> None:
     """Print the API's preview of a request or rollout, the answer to --dry-run; JSON with --json.
 
-    As text: that nothing was changed, sentences about what would happen, and a table of the events that VMs would see,
-    40 at most.
+    The text says that nothing was changed and what would happen, and has a table of the events that VMs would see, 40
+    at most.
     """
     if call.output.as_json:
         call.output.print_json(view)
@@ -73,8 +73,8 @@ _IN_PROGRESS, _SUCCEEDED = "in progress", "succeeded"  # states of a request
 def show_receipt(call: Invocation, answer: JsonObject) -> None:
     """Print the API's answer to a request: what was accepted, and its events; JSON with --json.
 
-    The answer has `request`, `events`, the `scopes` of these and maybe `replaced_events`. Without events it says that
-    they follow. Does not wait for the end of the request.
+    The answer has `request`, `events`, the `scopes` of the events and maybe `replaced_events`. Without events, the text
+    says that they follow. Does not wait for the end of the request.
     """
     if call.output.as_json:
         call.output.print_json(answer)
@@ -104,8 +104,8 @@ def _headline(events: list[JsonObject], listed: list[JsonObject]) -> str:
 def show_events(call: Invocation, answer: JsonObject) -> None:
     """Print up to three events of an answer in full, more as a table, then commands to try next.
 
-    Always as text. `answer` is the API's, with `events`, their `scopes`, and maybe `replaced_events`: pending events
-    that they replace. Prints nothing without events.
+    Always prints text, and nothing without events. `answer` is the API's answer, with `events`, their `scopes`, and
+    maybe `replaced_events`, the pending events that they replace.
     """
     now, events = call.api.now(), answer["events"]
     if not events:
@@ -171,9 +171,9 @@ def _print_hints(call: Invocation, events: list[JsonObject]) -> None:
 def wait_for_request(call: Invocation, answer: JsonObject) -> int:
     """Follow a request until it is over, and print the outcome; returns 0 if it succeeded, else 1.
 
-    `answer` is the API's answer to the request. Prints its history entries meanwhile, and the reasons of a failure to
-    stderr; with --json only its final view. After Ctrl-C the request continues: prints how to see its progress, and
-    raises KeyboardInterrupt.
+    `answer` is the API's answer to the request. Prints its history entries meanwhile, and the reasons for a failure to
+    stderr; with --json it prints only the final view. After Ctrl-C the request continues: prints how to see its
+    progress, and raises KeyboardInterrupt.
     """
     request_id = answer["request"]["id"]
 

@@ -50,8 +50,8 @@ def list_rollouts(call: Invocation) -> None:
     """List open rollouts and recent ones.
 
     \f
-    Open ones, and ended ones among the 10,000 newest requests, oldest first. Prints a table with the progress of each,
-    or a sentence if there are none; with --json the API's page.
+    Prints a table with the progress of each, oldest first: open ones, and ended ones among the 10,000 newest requests.
+    Prints a sentence if there are none; with --json, the API's page.
     """
     _print_rollouts(call, call.api.get("rollouts"))
 
@@ -66,7 +66,7 @@ def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
     \f
     The letter case of `rollout_id` is ignored; None (not given) is Rejected. Prints its state, progress and events.
     With `watch` follows it to its end; Ctrl-C ends only the waiting. Returns the exit code: 1 if it was followed and
-    did not complete without failures, else 0. Raises NotFound, or Refused if several ids begin so.
+    did not complete without failures, else 0. Raises NotFound, or Refused if several ids begin with it.
     """
     if rollout_id is None:
         raise Rejected("no rollout is named: give the id of one, which `forewarn rollout list` shows")
@@ -132,8 +132,8 @@ def hold(call: Invocation, reason: str) -> None:
     Rollouts publish nothing, and none of their events starts without an approval.
 
     \f
-    Holds rollouts that start later, too. Started events go on. Prints a sentence, with --json the hold. Raises Rejected
-    for an empty reason, Refused if there is a hold already.
+    Also holds rollouts that start later. Started events go on. Prints a sentence or, with --json, the hold. Raises
+    Rejected for an empty reason, Refused if there is a hold already.
     """
     view = call.api.post("rollouts", "hold", body={"reason": reason})
     if call.output.as_json:
@@ -151,8 +151,8 @@ def lift_hold(call: Invocation) -> None:
     Events whose notice has ended start.
 
     \f
-    Rollouts publish events again. Prints a sentence, with --json the API's view of no hold. Raises Refused if there is
-    no hold.
+    Rollouts publish events again. Prints a sentence or, with --json, the API's view of no hold. Raises Refused if there
+    is no hold.
     """
     view = call.api.post("rollouts", "hold", "lift")
     if call.output.as_json:
@@ -211,9 +211,9 @@ _NO_ROLLOUTS = "There are no rollouts. Start one: forewarn rollout start --all-h
 
 
 def bar_cells(counts: list[int], width: int) -> list[int]:
-    """Return how many cells of a bar each count gets, in order: proportional, `width` together.
+    """Return how many cells of a bar each count gets, in order and in proportion; `width` in all.
 
-    All are 0 if all counts are; a small count may get none.
+    If all counts are 0, all get 0; a small count may get none.
     """
     total = sum(counts)
     if total == 0:
@@ -225,8 +225,8 @@ def bar_cells(counts: list[int], width: int) -> list[int]:
 def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
     """Return a bar of `width` characters with one colour for each state of a rollout's VMs.
 
-    Empty without VMs. `tally` is the API's count of VMs by state: done, failed, withdrawn, not_needed, started,
-    scheduled, waiting.
+    The bar is empty without VMs. `tally` is the API's count of VMs by state: done, failed, withdrawn, not_needed,
+    started, scheduled, waiting.
     """
     text = Text()
     for cells, (_, style) in zip(
@@ -279,8 +279,8 @@ def rollout_title(call: Invocation, view: JsonObject) -> Text:
 def rollout_state(view: JsonObject) -> Text:
     """Return a rollout's state in its colour, such as `stopped`.
 
-    `completed with 2 failed VMs` if it completed and some failed. `view` is the API's view of the rollout, of which
-    `progress` and `tally` are read.
+    It is `completed with 2 failed VMs` if the rollout completed and some VMs failed. `view` is the API's view of the
+    rollout, of which `progress` and `tally` are read.
     """
     failed = view["tally"]["failed"]
     if view["progress"] != "completed" or not failed:
@@ -297,7 +297,7 @@ def _targets_text(view: JsonObject) -> str:
 def print_rollout(call: Invocation, view: JsonObject) -> None:
     """Print one rollout, given as the API's view of it; JSON with --json.
 
-    As text: title, progress (on a terminal with a bar), its wave and windows, why it paused or ended, what it waits
+    The text has its title, progress (with a bar on a terminal), wave and windows, why it paused or ended, what it waits
     for, a table of its events, and, if it has not ended, a hold on all rollouts (to stderr) and commands to try next.
     """
     if call.output.as_json:

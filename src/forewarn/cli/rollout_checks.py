@@ -20,8 +20,9 @@ def checks(call: Invocation, rollout_id: str, limit: int) -> None:
 
     \f
     `rollout_id` is its id or a unique beginning of it. Prints two tables: the checks with their latest outcome, then
-    the newest `limit` measurements, oldest first; a sentence if it has no checks. With --json all that the service
-    shows: the newest 500 measurements. Measures nothing. Raises NotFound, or Refused if several ids begin so.
+    the newest `limit` measurements, oldest first; or a sentence if it has no checks. With --json it prints all that the
+    service shows: the newest 500 measurements. Measures nothing. Raises NotFound, or Refused if several ids begin with
+    it.
     """
     view = call.api.get("rollouts", rollout_id, "checks")
     if call.output.as_json:

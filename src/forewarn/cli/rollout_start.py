@@ -99,13 +99,13 @@ def start(call: Invocation, wait: bool, dry_run: bool, path: str | None, file: s
 
     \f
     `options` describe the rollout: exactly one target (hosts, all_hosts, scope, tag, location or everything), and
-    impact, waves, windows, failures and notice; None, False and () are left to the service. Instead `path` or `file` is
-    the path of a rollout file, which describes everything. With `dry_run` only prints a preview; with `wait` follows it
-    to its end, else prints the rollout. Returns the exit code: 1 if it was followed and did not complete without
-    failures, else 0. Raises Rejected for no target or several, both max_failures and keep_going, wrong waves or
-    windows, a blackout or deadline without a window, a notice below the minimum (15 minutes) without short_notice, a
-    file that cannot be read, two files, and options beside one; NotFound for an unknown target; Refused if a VM has no
-    host to move to.
+    impact, waves, windows, failures and notice; the service decides those that are None, False or (). Instead of
+    options, `path` or `file` may be the path of a rollout file, which describes everything. With `dry_run` it only
+    prints a preview; with `wait` it follows the rollout to its end, else it prints the rollout. Returns the exit code:
+    1 if it was followed and did not complete without failures, else 0. Raises Rejected for no target or several, both
+    max_failures and keep_going, wrong waves or windows, a blackout or deadline without a window, a notice below the
+    minimum (15 minutes) without short_notice, a file that cannot be read, two files, and options beside one; NotFound
+    for an unknown target; Refused if a VM has no host to move to.
     """
     if path is not None and file is not None:
         raise Rejected(f"two rollout files are given, {path} and {file}: give only one of them")

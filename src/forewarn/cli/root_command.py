@@ -267,7 +267,7 @@ def forewarn(ctx: click.Context) -> None:
     `forewarn restart VM` and `forewarn events --watch`.
 
     \f
-    The root of the command line: it imports the module of a command when that is used, and maps errors to exit codes.
-    Makes the Invocation that the commands of this run share; prints the help if no command is given.
+    The root of the command line: it imports the module of a command when the command is used, and maps errors to exit
+    codes. Makes the Invocation that the commands of this run share; prints the help if no command is given.
     """
     ctx.ensure_object(Invocation)

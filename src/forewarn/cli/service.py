@@ -62,14 +62,14 @@ def up(call: Invocation, detach: bool, wait_ready: bool, **options: Any) -> None
     forewarn up --detach --wait-ready
 
     \f
-    Runs the lab in this process: prints what it serves, and where, once it does, and ends at SIGTERM or Ctrl-C; Refused
-    if a service runs in the data directory. With `detach` it starts a process in the background with the options that
-    were typed, prints its process id or, with `wait_ready`, its addresses once it serves, and returns; if a lab runs or
-    starts in that directory already, it starts none, waits until that one serves, and prints its addresses. `options`
-    are the command's options by name, such as fleet, workers and console; they override the settings of environment and
-    file, those that are None do not. Raises Rejected for wrong settings and for `wait_ready` without `detach`; with
-    `detach`, ServiceFailure if the lab ends during its start, Refused if the service that runs there is not a lab, and
-    Unavailable if a lab that it waits for does not serve after two minutes.
+    Runs the lab in this process: prints what it serves, and where, once it serves, and ends at SIGTERM or Ctrl-C; it is
+    Refused if a service runs in the data directory. With `detach` it starts a process in the background with the
+    options that were typed, prints its process id or, with `wait_ready`, its addresses once it serves, and returns. If
+    a lab already runs or starts in that directory, it starts none, waits until that lab serves, and prints its
+    addresses. `options` are the command's options by name, such as fleet, workers and console; unless they are None,
+    they override the settings of environment and file. Raises Rejected for wrong settings and for `wait_ready` without
+    `detach`; with `detach`, ServiceFailure if the lab ends during its start, Refused if the service that runs there is
+    not a lab, and Unavailable if a lab that it waits for does not serve after two minutes.
     """
     if wait_ready and not detach:
         raise Rejected("--wait-ready needs --detach: without it, the lab runs here and prints when it is ready")
@@ -102,12 +102,12 @@ def serve(call: Invocation, **options: Any) -> None:
     forewarn serve --store postgresql://forewarn@db/forewarn --name c1 --console-url https://forewarn.example:8443
 
     \f
-    Prints what it serves, and where, once it does, and runs until SIGTERM or Ctrl-C; a control node of a cluster also
+    Prints what it serves, and where, once it serves, and runs until SIGTERM or Ctrl-C; a control node of a cluster also
     ends, with exit code 4, when another one has taken its lease or its copy may differ from the record: start it again.
-    `options` are the command's options by name, such as fleet, workers and console; they override the settings of
-    environment and file, those that are None do not. Raises Rejected for wrong settings or a port that cannot be used,
-    Refused if a service runs in the data directory or its store must not be opened, Unavailable if a worker fails to
-    start or the store cannot be written.
+    `options` are the command's options by name, such as fleet, workers and console; unless they are None, they override
+    the settings of environment and file. Raises Rejected for wrong settings or a port that cannot be used, Refused if a
+    service runs in the data directory or its store must not be opened, Unavailable if a worker fails to start or the
+    store cannot be written.
     """
     run_service_command(call, "serve", options, lab=False)
 
@@ -132,13 +132,13 @@ def run_service_command(call: Invocation, command: str, options: dict[str, Any],
 
     `command` is the command that was typed, for messages; `lab` says whether the service is a lab. `options` are the
     command's options by name, with `config`, `listen` (() for none) and `new_store`, which is removed from `options`;
-    those that are None do not override settings. With the setting `store`, runs a control node of a cluster instead,
-    and ignores `new_store`; that ends the process at once (exit code 4, no cleanup) when another node has taken its
-    lease or its copy may differ from the record. Configures the log of this process. On a terminal the banner has a
-    link that signs in to the portal and, except for `lab vms`, a last line names the pending events. SIGHUP replaces
-    workers; without any, or at a terminal, it stops the service as SIGINT and SIGTERM do. Raises Rejected for wrong
-    settings or a port that cannot be used, Refused if a service runs in the data directory or its store must not be
-    opened, Unavailable if a worker fails to start or the store cannot be written.
+    those that are None do not override settings. With the setting `store`, it runs a control node of a cluster instead,
+    and ignores `new_store`; the control node ends the process at once (exit code 4, no cleanup) when another node has
+    taken its lease or its copy may differ from the record. Configures the log of this process. On a terminal the banner
+    has a link that signs in to the portal and, except for `lab vms`, a last line names the pending events. SIGHUP
+    replaces workers; without any, or at a terminal, it stops the service as SIGINT and SIGTERM do. Raises Rejected for
+    wrong settings or a port that cannot be used, Refused if a service runs in the data directory or its store must not
+    be opened, Unavailable if a worker fails to start or the store cannot be written.
     """
     with require_server_extra(command):
         from forewarn.service.data_directory import live_supervisor_pids
@@ -202,10 +202,10 @@ def sockets(call: Invocation, config: Path | None) -> None:
     The service's user owns the data directory, and needs no privileges.
 
     \f
-    `config` None: settings of the environment, or the defaults. Runs until SIGINT or SIGTERM. Prints once how many
-    sockets are open, and how many not yet; opens those later, when their device, address or namespace exists. Raises
-    Rejected for wrong settings, or a listener or data directory that cannot be used, Refused if another helper runs for
-    that directory.
+    If `config` is None, the settings come from the environment or are the defaults. Runs until SIGINT or SIGTERM.
+    Prints once how many sockets are open, and how many are not yet; it opens the latter when their device, address or
+    namespace exists. Raises Rejected for wrong settings, or a listener or data directory that cannot be used, Refused
+    if another helper runs for that directory.
     """
     with require_server_extra("sockets"):
         from forewarn.metadata.socket_helper import run_socket_helper
@@ -234,9 +234,9 @@ def doctor(call: Invocation) -> int:
     """Check this machine and the service.
 
     \f
-    The service makes the checks; if no local one runs, this process makes those of the machine. Prints each check, with
-    a remedy if it failed. Returns the exit code: 3 if no service runs, 1 if a check failed, else 0. Raises Unavailable,
-    also 3, if a remote service cannot be reached.
+    The service makes the checks; if no local service runs, this process checks only the machine. Prints each check,
+    with a remedy if it failed. Returns the exit code: 3 if no service runs, 1 if a check failed, else 0. Raises
+    Unavailable, also 3, if a remote service cannot be reached.
     """
     try:
         checks: list[JsonObject] = [*call.api.get("doctor")["checks"], _service_answers_check(call)]

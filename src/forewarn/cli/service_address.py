@@ -35,8 +35,8 @@ def start_command(data: Path, given_data: str | None = None) -> str:
     """Return the command that starts a service in this data directory, such as `forewarn up --data DIR`.
 
     It is `forewarn serve` for a production store, else `forewarn up`; `up` also if the [server] extra is not installed,
-    because the store cannot be read then. `given_data` is --data as typed, which the command repeats; None: not given.
-    Only a text for messages: starts nothing.
+    because the store cannot be read then. `given_data` is --data as typed, which the command repeats, or None if it was
+    not given. The result is only a text for messages; nothing is started.
     """
     option = f" --data {shlex.quote(given_data)}" if given_data else ""
     if not os.path.isdir(data):
@@ -73,7 +73,7 @@ class RemoteSelection:
 
 
 def select_remote_service(flags: RemoteSelection, data: str | None, environ: Mapping[str, str]) -> RemoteSelection:
-    """Return the remote service that options, else the environment, select; a falsy one if it is local.
+    """Return the remote service that options, else the environment, select; falsy for the local one.
 
     `flags` are --server and --profile, `data` is --data (None: not given). The variables are FOREWARN_SERVER and
     FOREWARN_PROFILE. If any option, --data included, selects a service, the environment is ignored, so the two are
@@ -92,7 +92,7 @@ _HOST_AND_PORT = re.compile(r"[\w.-]+(:\d{1,5})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """Host and port of a remote service; `str` gives its https URL, without port 443.
+    """Host and port of a remote service; `str` returns its https URL, without port 443.
 
     `parse_server_url` makes it from what the user typed.
     """

@@ -64,9 +64,9 @@ def _stop_text(*, is_here: bool, has_real_vms: bool) -> str:
 def print_status(output: Output, info: JsonObject, link: str = "") -> None:
     """Print what the service is and where it is reached, or `info` as JSON with --json.
 
-    `info` is the API's view of the service, which has little more than the version for a caller who does not see
-    everything; then only that is printed. `link` signs in to the portal once, and is a secret; "" prints the portal's
-    plain URL. Of the VMs' addresses, 16 at most are shown.
+    `info` is the API's view of the service; for a caller who may not see everything it has little more than the
+    version, and only that is printed. `link` signs in to the portal once, and is a secret; "" prints the portal's plain
+    URL. At most 16 of the VMs' addresses are shown.
     """
     if output.as_json:
         output.print_json(info)

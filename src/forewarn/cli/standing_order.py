@@ -63,13 +63,13 @@ def set_order(
     Each visit is a rollout over one host, within windows and budgets.
 
     \f
-    `within_s` and `notice_s` are in seconds of lab time; a notice of None is the minimum. `impact` is update, migrate
-    or reboot, `at_once` how many hosts are visited at a time; `windows` and `blackouts` are texts as users write them,
-    () for none. Replaces the present order. Visits so far still count, except for those with another impact; visits
-    under way with another impact, notice or windows end and begin again. Prints the order, and a warning if it has too
-    many hosts. Outside of windows events start only with an approval. Raises Rejected for an interval below an hour or
-    above 366 days, an `at_once` above 1,000, a notice that is not possible, wrong windows, or a blackout without a
-    window; Refused if the fleet has no host.
+    `within_s` and `notice_s` are in seconds of lab time; a notice of None means the minimum. `impact` is update,
+    migrate or reboot, and `at_once` is how many hosts are visited at a time; `windows` and `blackouts` are texts as
+    users write them, () for none. Replaces the present order. Earlier visits still count, unless they had another
+    impact; visits under way with another impact, notice or windows end and begin again. Prints the order, and a warning
+    if it has too many hosts. Outside of windows events start only with an approval. Raises Rejected for an interval
+    below an hour or above 366 days, an `at_once` above 1,000, a notice that is not possible, wrong windows, or a
+    blackout without a window; Refused if the fleet has no host.
     """
     body: JsonObject = {"within_s": within_s, "impact": impact, "at_once": at_once, "notice_s": notice_s or 0}
     body |= {"windows": list(windows), "blackouts": list(blackouts)}
@@ -82,8 +82,8 @@ def show_order(call: Invocation) -> None:
     """Show the standing order, its progress, and which hosts are late.
 
     \f
-    Prints a table of up to 20 hosts, in the order in which they become late; a sentence if there is no order. With
-    --json the view of the API, with up to 1,000 hosts.
+    Prints a table of up to 20 hosts, in the order in which they become late; or a sentence if there is no order. With
+    --json it prints the API's view, with up to 1,000 hosts.
     """
     _print_order(call, call.api.get("rollouts", "standing-order"))
 
@@ -94,8 +94,8 @@ def remove_order(call: Invocation) -> None:
     """Remove the standing order; visits that are under way go on.
 
     \f
-    No further visits begin. Prints a sentence, with --json a view whose `is_set` is false. Raises Refused if there is
-    no order.
+    No further visits begin. Prints a sentence or, with --json, a view whose `is_set` is false. Raises Refused if there
+    is no order.
     """
     view = call.api.delete("rollouts", "standing-order")
     if call.output.as_json:

@@ -147,9 +147,9 @@ def check(call: Invocation, url: str, copy_file: Path | None) -> int:
     forewarn store check postgresql://forewarn@db1,db2/forewarn
 
     \f
-    `url` is that of the record's PostgreSQL database. `copy_file` None: compares no copy. Prints the server, its
-    schema, the active control node, the standby servers, then problems and warnings. Returns the exit code: 1 if there
-    are problems, else 0, also with warnings. Raises Refused or Rejected if the record cannot be used at all,
+    `url` is that of the record's PostgreSQL database. If `copy_file` is None, no copy is compared. Prints the server,
+    its schema, the active control node, the standby servers, then problems and warnings. Returns the exit code: 1 if
+    there are problems, else 0, even with warnings. Raises Refused or Rejected if the record cannot be used at all,
     Unavailable if the server cannot be reached, or `copy_file` is missing or unreadable.
     """
     with _require_driver("store check"):
@@ -191,8 +191,8 @@ def renew(call: Invocation, url: str) -> None:
 
     \f
     `url` is that of the record's PostgreSQL database. Prints the epoch, which is the same for all scopes, and larger
-    than all before. The term, the number of the lease of the active control node, grows too, so that hosts obey the
-    restored cluster. Raises Refused if a control node is active, Rejected for a URL or password that is not right,
+    than all earlier ones. The term, the number of the lease of the active control node, grows too, so that hosts obey
+    the restored cluster. Raises Refused if a control node is active, Rejected for a URL or password that is not right,
     Unavailable if the server cannot be reached or does not confirm it: another call is harmless.
     """
     with _require_driver("store renew"):

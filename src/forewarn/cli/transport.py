@@ -29,8 +29,8 @@ class LocalTransport:
     """Reaches the service on this machine over the unix socket in its data directory `data`.
 
     It is the Transport of an ApiClient for a local service. Opens a connection for each request, and needs no sign-in.
-    If no service runs, the message names the command that starts one, with `given_data` (--data as typed; None: not
-    given), and then has `extra_remedy`.
+    If no service runs, the error names the command that starts one, with `given_data` (--data as typed; None if not
+    given), followed by `extra_remedy`.
     """
 
     def __init__(self, data: Path, *, given_data: str | None = None, extra_remedy: str = "") -> None:
@@ -43,9 +43,9 @@ class LocalTransport:
         return f"in {self._data}"
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
-        """Send one request over a new connection and wait; returns the answer, also one with an error status.
+        """Send one request over a new connection, and return the answer, even one with an error status.
 
-        `method` is that of HTTP; `target` is path and query; `payload` is the body, JSON, None for none. Raises
+        `method` is the HTTP method, `target` the path and query, `payload` the JSON body (None for none). Raises
         ServiceNotRunning if nothing serves the socket or it belongs to another user, Unavailable if the service accepts
         no connection, Rejected if the socket's path is too long, TimeoutError if the service is silent for `timeout_s`
         seconds of real time, OSError or HTTPException if the connection fails later.
@@ -106,8 +106,8 @@ class BearerToken:
     def is_valid_at(self, now: float) -> bool:
         """Return whether the token may still be used at `now`, seconds since 1970 by this machine's clock.
 
-        False in its last minute (in its last half if it lives for less than two minutes), and before it was issued:
-        then the clock was set back.
+        Returns False in its last minute (in its last half if it lives for less than two minutes), and before its issue,
+        which means that the clock was set back.
         """
         return self.issued_at <= now < self.issued_at + max(self.lifetime_s - _RENEW_EARLY_S, self.lifetime_s / 2)
 
@@ -239,12 +239,12 @@ class RemoteTransport:
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
         """Send one request with a valid token; returns the answer, also one with an error status.
 
-        `method` is that of HTTP; `target` is path and query; `payload` is the body, JSON, None for none. Signs in first
-        if it has no valid token. If the server refuses (401) a token that was kept from an earlier request, signs in
-        again and repeats the request once. `timeout_s` limits each of these steps. Raises Unauthenticated if the issuer
-        refuses the secret, Unavailable if server or issuer cannot be reached or the issuer fails (429, 5xx), Rejected
-        if the profile is wrong (its secret, CA, server or issuer), a certificate is not trusted or TLS fails, and
-        OSError or HTTPException if the connection fails.
+        `method` is the HTTP method, `target` the path and query, `payload` the JSON body (None for none). Signs in
+        first if it has no valid token. If the server refuses (401) a token that was kept from an earlier request, signs
+        in again and repeats the request once. `timeout_s` limits each of these steps. Raises Unauthenticated if the
+        issuer refuses the secret, Unavailable if server or issuer cannot be reached or the issuer fails (429, 5xx),
+        Rejected if the profile is wrong (its secret, CA, server or issuer), a certificate is not trusted or TLS fails,
+        and OSError or HTTPException if the connection fails.
         """
         known = self._valid_token()
         token = known or self._fetch_token(timeout_s)

@@ -78,7 +78,7 @@ def run(call: Invocation, command: tuple[str, ...], detached: bool, **options: A
 
     \f
     `options` has name (of the VM: a name, `group/name` or key), netns, no_vnet, isolated and grace (seconds between
-    SIGTERM and SIGKILL). This process becomes the VM's supervisor and blocks until the program has ended, also with
+    SIGTERM and SIGKILL). This process becomes the VM's supervisor and blocks until the program has ended, even with
     `detached`. Returns its exit code: 128 plus the number for a signal, 0 if the VM was evicted or deleted, 127 or 126
     if the program cannot be started. Raises Unavailable if no service answers, Refused if the service or this machine
     does not allow it, Rejected for both `netns` and `no_vnet`.
@@ -108,8 +108,8 @@ def list_(call: Invocation) -> None:
 
     \f
     Prints state, supervisor process, boot id and program of each VM whose supervisor is connected, sorted by VM key,
-    also of frozen and stopped ones; only namespace VMs: those of `vm run`, and those whose program is in the fleet. A
-    sentence if there are none.
+    including frozen and stopped ones; or a sentence if there are none. Only namespace VMs are shown: those of `vm run`,
+    and those whose program is in the fleet.
     """
     answer = call.api.get("keepers")
     if call.output.as_json:
@@ -137,7 +137,7 @@ def console(call: Invocation, name: str, log: bool) -> None:
 
     \f
     `name` is a name, `group/name` or key. Needs the service of this data directory to run. Finds the VM on the host
-    where the service has it, and prints the end of what the guest has written, up to 4 KiB. With `log` it returns then;
+    where the service has it, and prints the end of what the guest has written, up to 4 KiB. With `log` it then returns;
     else it connects this terminal to the console until Ctrl-], or until the console closes. Raises NotFound for an
     unknown VM; without `log`, Rejected if it has no console, Unavailable if that does not answer.
     """
