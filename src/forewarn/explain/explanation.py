@@ -46,7 +46,7 @@ class ExplanationLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """An explanation for people of one event, VM, host, scope, rollout or request.
 
-    Made by a function of that name, such as `event_explanation`, from facts that the caller has read; it is not stored.
+    A function such as `event_explanation` makes it from facts that the caller has read; it is not stored.
     """
 
     title: str  # what it is about
@@ -81,7 +81,7 @@ class VmPoll:
 class ScopeFacts:
     """What is on record about one scope, for explanations of its events and VMs; the caller reads it.
 
-    Times are lab time unless the comment says real seconds. A snapshot: nothing here is read again later. A fact that
+    Times are lab time unless the comment says real seconds. It is a snapshot: nothing is read again later. A fact that
     is not given, such as the hypervisor, is left out of the explanation.
     """
 
@@ -126,13 +126,13 @@ def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
 
 
 def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explanation:
-    """Explain a VM of the scope, also a removed one: what happened to it, newest first, and its state now.
+    """Explain a VM of the scope, even a removed one: what happened to it, newest first, and its state now.
 
     `events` are those that list the VM, live and over, in any order; each is one line, with the time of its
     publication. Entries of `facts` about changes of this VM without an event are lines too. `now` has sentences about
-    the VM itself, one that says so if `events` is empty, those of `describe_event_status` for each live event, newest
-    first, those of `describe_polling` unless the VM was removed, and last the hypervisor, unless the sentences on an
-    event have named it.
+    the VM itself, a sentence that it has no events if `events` is empty, the sentences of `describe_event_status` for
+    each live event, newest first, those of `describe_polling` unless the VM was removed, and last the hypervisor,
+    unless the sentences about an event have named it.
     """
     newest = sorted(events, key=lambda event: (event.published_at, event.seq), reverse=True)
     lines = [_event_summary_line(event, vm, facts) for event in newest]

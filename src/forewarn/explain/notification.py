@@ -36,7 +36,7 @@ _STATUS_BY_ENTRY_KIND = {
 
 
 class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the status of one event, about which webhooks are notified; made by `notification_for`.
+    """A change of one event's status, of which webhooks are notified; `notification_for` makes it.
 
     `notification_message` makes the message from it. It is computed from a history entry, so `event` may have moved on
     to a later status than `status`.
@@ -86,10 +86,10 @@ def may_notify(entry: HistoryEntry) -> bool:
 def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> EventNotification | None:
     """Return the notification that a history entry about an event leads to; None if it leads to none.
 
-    `vms` are the VMs that the event lists, also removed ones. One of them, in the event's scope if possible, gives
-    resource, subscription, location and api-version (its `publish_version`, else the newest). None if `may_notify` is
-    False for the entry, if the event is not listed, if that api-version does not list its kind, and if `vms` is empty.
-    Filters of webhooks are not applied: see `is_subscribed`.
+    `vms` are the VMs that the event lists, also removed ones. Resource, subscription, location and api-version (its
+    `publish_version`, else the newest) are taken from one of them, in the event's scope if possible. Returns None if
+    `may_notify` is False for the entry, if the event is not listed, if that api-version does not list its kind, and if
+    `vms` is empty. Filters of webhooks are not applied: see `is_subscribed`.
     """
     status = _STATUS_BY_ENTRY_KIND.get(entry.what)
     if status is None or not event.listed or not vms:
@@ -115,7 +115,7 @@ def is_subscribed(webhook: WebhookSubscription, notification: EventNotification,
 
     The notification's status must be in the webhook's `happenings`. The notification's resource or one of `vms`, the
     VMs of the event, must be within the resource `over`. With `opted_in_only`, only VMs with `publish_outside` count.
-    Always False if no VM counts, also if `vms` is empty.
+    Always returns False if no VM counts, and so if `vms` is empty.
     """
     if notification.status not in webhook.happenings:
         return False
@@ -127,7 +127,7 @@ def is_subscribed(webhook: WebhookSubscription, notification: EventNotification,
 class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message to a webhook, before `render_message` puts it in the schema Event Grid or CloudEvents.
 
-    About an event (`notification_message`), a rollout (`rollout_message`), or to test or validate the receiver
+    It is about an event (`notification_message`) or a rollout (`rollout_message`), or tests or validates the receiver
     (`webhooks.verification`).
     """
 

@@ -14,8 +14,8 @@ from forewarn.wording import first_names
 def started_without_notice(event: Event) -> bool:
     """Return True if the event started when it was published; False if it has not started.
 
-    False also for an event that somebody approved, even if both times are equal because lab time is paused. An approval
-    by `policy` (automatic approval) does not count.
+    Also returns False for an event that somebody approved, even if both times are equal because lab time is paused. An
+    approval by `policy` (automatic approval) does not count.
     """
     return event.started_at == event.published_at and (event.approved_at is None or event.approved_by == "policy")
 
@@ -23,7 +23,7 @@ def started_without_notice(event: Event) -> bool:
 def promised_notice(event: Event) -> str:
     """Return the time from publication to NotBefore in words, such as `15 min`.
 
-    Rounded down to whole seconds first; only the two largest units are shown.
+    The time is rounded down to whole seconds; only the two largest units are shown.
     """
     return duration_text(math.floor(event.not_before - event.published_at))
 
@@ -31,7 +31,7 @@ def promised_notice(event: Event) -> str:
 def ending_text(event: Event) -> str:
     """Return how an event that is over ended, with its reason: `withdrawn, replaced by user redeploy`.
 
-    Only the ending, such as `finished`, if it finished or has no reason.
+    Returns only the ending, such as `finished`, if it finished or has no reason.
     """
     if event.ending is Ending.FINISHED:
         return "finished"
@@ -41,8 +41,8 @@ def ending_text(event: Event) -> str:
 def notice_phrases(event: Event) -> Iterator[str]:
     """Yield exactly one phrase about the notice of an event, such as `15 min of notice promised`.
 
-    After the start also what was given: `15 min of notice promised, 2 min given`. `no notice`, followed by the event's
-    note if it has one, for an unlisted event and for one that started when it was published.
+    After the start it also says what was given: `15 min of notice promised, 2 min given`. It is `no notice`, followed
+    by the event's note if it has one, for an unlisted event and for one that started when it was published.
     """
     if not event.listed or started_without_notice(event):
         yield f"no notice{': ' + event.note if event.note else ''}"
@@ -55,7 +55,7 @@ def notice_phrases(event: Event) -> Iterator[str]:
 
 
 def event_kind_text(event: Event) -> str:
-    """Return the kind that VMs see of the event (`Reboot`); if they never see it, what is done (`Delete`).
+    """Return the event's kind as VMs see it (`Reboot`); if they never see it, what is done (`Delete`).
 
     `Event.listed` decides whether VMs see it. The result is the same before and after the end of the event.
     """

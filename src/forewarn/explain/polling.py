@@ -21,8 +21,8 @@ class PollingPace(NamedTuple):
     """How long ago a VM polled, and how often it does, in seconds of real time.
 
     A VM that never polled has None instead of a pace. For a VM that has polled, but not since the service started,
-    `silent_s` counts from the start of the service. A pace that is made from stored polls is in lab time instead,
-    always counts from the poll, and has no `gap_s`.
+    `silent_s` counts from the start of the service. A pace from stored polls is in lab time instead, always counts from
+    the poll, and has no `gap_s`.
     """
 
     silent_s: float  # since the last poll; for a long poll since it must have ended, and 0 before that
@@ -66,10 +66,10 @@ class EventAwareness(StrEnum):
 
 
 def polling_state(pace: PollingPace | None, *, is_off: bool = False) -> PollingState:
-    """Return OFF if `is_off` (the VM does not run), else NEVER without a `pace`, else STOPPED or ACTIVE.
+    """Return OFF if `is_off` (the VM is not running), else NEVER without a `pace`, else STOPPED or ACTIVE.
 
-    `pace` is None if the VM has never polled. STOPPED if the VM has been silent for more than SILENCE_LIMIT_S (60 s),
-    which for a VM that has not polled since the service started counts from that start.
+    `pace` is None if the VM has never polled. It is STOPPED if the VM has been silent for more than SILENCE_LIMIT_S (60
+    s), counted from the start of the service if the VM has not polled since.
     """
     if is_off:
         return PollingState.OFF
@@ -106,8 +106,8 @@ class ScopePoller:
     def _will_poll_for(self, event: Event) -> bool:
         """Return True if the next poll of this VM is expected to deliver the event to it for the first time.
 
-        The VM must be polling (not silent for over SILENCE_LIMIT_S), not have polled since the event was published,
-        and use an api-version that lists the event's kind (spec §3). False for an event without a kind.
+        The VM must be polling (not silent for over SILENCE_LIMIT_S), not have polled since the event was published, and
+        use an api-version that lists the event's kind (spec §3). Returns False for an event without a kind.
         """
         kind = event.rules.kind
         shows = kind is not None and self.version in ALL_VERSIONS and version_lists_kind(self.version, kind)
@@ -120,10 +120,10 @@ def event_awareness(
     """Return whether the VM with the key `vm` knows of a scheduled event that affects it.
 
     `given` are the keys of the VMs to which the event was delivered while it was scheduled. `scope` has the VMs of the
-    scope that have polled, by key, without those that narrow delivery does not show the event to. GIVEN if `vm` is in
-    `given`, else NEIGHBOUR if another VM is, else SOON if a VM in `scope` is about to get it, else NO_VM. A VM is about
-    to get it if it polls now, has not polled since the publication, and uses an api-version that lists the event's
-    kind.
+    scope that have polled, by key, without VMs to which narrow delivery does not show the event. It is GIVEN if `vm` is
+    in `given`, else NEIGHBOUR if another VM is, else SOON if a VM in `scope` is about to get it, else NO_VM. A VM is
+    about to get it if it polls now, has not polled since the publication, and uses an api-version that lists the
+    event's kind.
     """
     if vm in given:
         return EventAwareness.GIVEN

@@ -44,8 +44,8 @@ class RolloutNotice(StrEnum):
 def may_notify_of_rollout(entry: HistoryEntry) -> bool:
     """Return whether a history entry may lead to a message about a rollout or the hold on all rollouts.
 
-    True for the kinds paused, resumed, stopped and completed, if the entry names neither an event nor a VM. Its request
-    may still be no rollout: `rollout_message` decides.
+    Returns True for the kinds paused, resumed, stopped and completed, if the entry names neither an event nor a VM. Its
+    request may still not be a rollout: `rollout_message` decides.
     """
     return entry.what in _ENTRY_KINDS and not entry.event_id and not entry.vm
 
@@ -54,9 +54,9 @@ def rollout_message(entry: HistoryEntry, request: MaintenanceRequest | None) -> 
     """Return the message about a rollout that a history entry leads to; None if it leads to none.
 
     `request` is the request of the entry; None if the entry has none (the hold on all rollouts) or the request was
-    pruned. None if `may_notify_of_rollout` is False, if the request was pruned, and if it is not a rollout. The `data`
-    has `status` (a `RolloutNotice`), `text` (the sentence of the entry), `by` (who did it), and of a single rollout
-    `rolloutId`, `impact` and `target`. The message is the same for every receiver and every retry.
+    pruned. Returns None if `may_notify_of_rollout` is False, if the request was pruned, and if it is not a rollout. The
+    `data` has `status` (a `RolloutNotice`), `text` (the sentence of the entry), `by` (who did it), and, for a single
+    rollout, `rolloutId`, `impact` and `target`. The message is the same for every receiver and every retry.
     """
     if not may_notify_of_rollout(entry):
         return None

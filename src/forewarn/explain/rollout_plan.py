@@ -24,7 +24,7 @@ MAX_PLANNED_NAMES = 1000  # VM names of one wave that a plan lists
 class WaveTimes(msgspec.Struct, frozen=True, kw_only=True):
     """When a wave of a rollout begins, ends and has settled, in POSIX seconds of lab time.
 
-    From one simulation; `PlannedWave` has two of them, with and without approvals.
+    They come from one simulation; `PlannedWave` has two, with and without approvals.
     """
 
     begins_at: float  # its first event is published
@@ -102,10 +102,10 @@ def make_rollout_plan(
     """Return the plan of a rollout from its waves (`divide_into_waves`) and two simulations of it.
 
     `divided` has the VMs of each wave, in order. `earliest` is the simulation in which each event is approved, `latest`
-    the one without approvals; None: not simulated, so that its times are missing. Without `latest`, or if it did not
-    reach the end, the plan is cut. `without_handler` are the keys of VMs that do not poll for events. `now` is lab
-    time, `notice_s` the notice of the events in seconds of lab time. `hold` says why all rollouts are on hold, "" if
-    they are not.
+    the one without approvals; either is None if it was not simulated, and its times are then missing. Without `latest`,
+    or if it did not reach the end, the plan is cut. `without_handler` are the keys of VMs that do not poll for events.
+    `now` is lab time, `notice_s` the notice of the events in seconds of lab time. `hold` says why all rollouts are on
+    hold, "" if they are not.
     """
     waves = tuple(
         _planned_wave(rollout, index, members, earliest, latest, without_handler)

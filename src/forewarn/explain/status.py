@@ -79,8 +79,8 @@ def host_explanation(
     """Explain a host: what happened, oldest first, its health, the VMs on it (`vms`), what is pending.
 
     `events` are those on the host, live and over, in order of publication; `entries` are the history entries about the
-    host itself. `is_unreachable`: it does not answer the hypervisor. Each event is a line, but of live events only the
-    first eight are lines and described; a sentence counts the others.
+    host itself. `is_unreachable` says that the host does not answer the hypervisor. Each event is a line, but of live
+    events only the first eight are lines and described; a sentence counts the others.
     """
     lines = (*(ExplanationLine(at=entry.at, text=entry.text) for entry in entries), *_event_lines(events))
     names = [vm.name for vm in vms]
@@ -128,7 +128,7 @@ def rollout_explanation(
 ) -> Explanation:
     """Explain a rollout: what happened, oldest first, its progress, and the update domains it works on.
 
-    `request` is the one that carries it, `events` are its events in order of publication, `entries` the history entries
+    `request` is the rollout's request, `events` are its events in order of publication, `entries` the history entries
     of the request, of which only those about the request as a whole are used. Of live events only the first eight are
     lines and described; a sentence counts the others.
     """

@@ -46,9 +46,9 @@ MAINTENANCE_STATES = frozenset({VmState.STARTED, VmState.FROZEN, VmState.REBOOTI
 def vm_state(vm: Vm, events: Iterable[Event]) -> VmState:
     """Return the state of a VM from its power state and the live events of its scope.
 
-    GONE if it was removed. Else the first of `events`, in order of publication, that has an unfinished act on the VM
-    decides, such as FROZEN; else a power state other than running, else EVENT_SCHEDULED if an event that lists the VM
-    is scheduled, else RUNNING. Events that do not affect the VM are ignored.
+    It is GONE if it was removed. Else the first of `events`, in order of publication, that has an unfinished act on the
+    VM decides, such as FROZEN; else a power state other than running, else EVENT_SCHEDULED if an event that lists the
+    VM is scheduled, else RUNNING. Events that do not affect the VM are ignored.
     """
     if vm.removed_at is not None:
         return VmState.GONE
