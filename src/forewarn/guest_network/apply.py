@@ -24,7 +24,7 @@ RULE_PRIORITY = 16925  # after the local table (0), before the main one (32766)
 
 @dataclass(frozen=True, slots=True)
 class ApplyOutcome:
-    """A plan for this host, and in words what differed from it when the host was read.
+    """A plan for this host, and what differed from it, in words, when the host was read.
 
     `compare_here` changes nothing and returns what differs; `apply_plan` returns what differed before it changed the
     host.
@@ -38,8 +38,8 @@ def plan_here(named: NamedInterfaces, state_file: Path, *, with_firewall: bool =
     """Return the plan for the named interfaces on this host as it is now; changes nothing.
 
     `state_file` is the record of earlier changes; one that does not exist counts as empty. With `with_firewall` the
-    firewall is read too, which needs root; the plan is the same without. Raises Rejected if the interfaces do not fit
-    this host or each other, the state file cannot be used, or a program such as `ip` fails.
+    firewall is read too, which needs root; the plan is the same without it. Raises Rejected if the interfaces do not
+    fit this host or each other, the state file cannot be used, or a program such as `ip` fails.
     """
     record = read_record(state_file) or Record()
     return build_plan(named.interfaces, read_machine(with_firewall=with_firewall), record.former)
@@ -63,8 +63,8 @@ def apply_plan(
 ) -> ApplyOutcome:
     """Change this host as the plan for the named interfaces says, and return what differed before.
 
-    Sets firewall, sysctls, the metadata address, rules and routes; only what differs is changed, and missing devices
-    are no difference. Writes `state_file`, the record for `remove_plan`, before the first change and after the last.
+    Sets firewall, sysctls, the metadata address, rules and routes. It changes only what differs; missing devices do not
+    count as differences. Writes `state_file`, the record for `remove_plan`, before the first change and after the last.
     Call it as root, within `exclusive_access`. After an error some changes may be made: the next call continues.
 
     Raises Rejected if a device is missing, unless `wait_for_devices`, if a program fails, and if the plan is not
@@ -104,8 +104,8 @@ def remove_plan(state_file: Path) -> bool:
 
     Deletes `state_file` if it returns True. Without a record of this boot in that file, removes our tables, rules and
     routes, and leaves sysctls and the address as they are. Raises Rejected if the file cannot be read or is of another
-    network namespace, or if `ip` or `nft` fails; then a part may be done, and the next call continues. Sysctls of
-    devices that are gone or were created again are not restored. Call it as root, within `exclusive_access`.
+    network namespace, or if `ip` or `nft` fails; some changes may then be undone already, and the next call continues.
+    Sysctls of devices that are gone or were created again are not restored. Call it as root, within `exclusive_access`.
     """
     record, machine = read_record(state_file), read_machine()
     if record is None and not (machine.tables or machine.rules or machine.routes):

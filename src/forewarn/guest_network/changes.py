@@ -33,7 +33,7 @@ _SET_MEANINGS = {
 class Changes:
     """What must be changed on this host so that it is as planned; `pending_changes` computes it.
 
-    A plain value, which changes nothing; false if nothing must be changed. Missing devices are not in it.
+    It is only a value, and is false if nothing must be changed. Missing devices are not in it.
     """
 
     ruleset: tuple[str, ...]  # why the firewall's tables must be loaded again, in clauses; (): they need not
@@ -61,9 +61,9 @@ def pending_changes(
 ) -> Changes:
     """Return what must change so that the host (`machine`) is as planned.
 
-    Missing devices are no difference. Only computes; nothing is changed. `former` has the values of sysctls before our
-    first change, by path, and `loaded` the fixed part of our firewall tables, by family, as `nft` listed them after
-    they were loaded. Both come from the state file's record, and are empty without one.
+    It only computes, and changes nothing. Missing devices do not count as differences. `former` has the values of
+    sysctls before our first change, by path, and `loaded` the fixed part of our firewall tables, by family, as `nft`
+    listed them after they were loaded. Both come from the state file's record, and are empty without one.
     """
     return Changes(
         ruleset=tuple(_ruleset_differences(plan.elements, machine.tables, loaded)),
@@ -80,7 +80,7 @@ def pending_changes(
 def restorable_sysctls(machine: HostState, former: Mapping[str, FormerValue]) -> dict[str, int]:
     """Return the former values of sysctls, by path, that differ from today's and can be restored.
 
-    `former` has the values before our first change. Those of a device that is gone, or was created again since, are
+    `former` has the values before our first change. Values of a device that is gone, or was created again since, are
     left out. Sets nothing.
     """
     restored = {}
@@ -124,8 +124,8 @@ def _describe_element(name: str, element: Element) -> str:
 def describe_changes(changes: Changes, plan: NetworkPlan, machine: HostState) -> list[str]:
     """Return a clause, without a full stop, for each pending change: what the host has or lacks now.
 
-    The firewall comes first, then sysctls, the address, rules and routes; [] if nothing must be changed. `plan` and
-    `machine` are those of which `changes` is the difference.
+    The firewall comes first, then sysctls, the address, rules and routes; [] if nothing must be changed. `changes` is
+    the difference between `plan` and `machine`.
     """
     devices = dict(plan.routes | machine.routes)
     lines = list(changes.ruleset)

@@ -33,14 +33,14 @@ def follow_devices(
     on_change: Callable[[ApplyOutcome], None],
     on_error: Callable[[ForewarnError], None],
 ) -> None:
-    """Apply the plan for what `read` returns, now and again and again, until SIGINT or SIGTERM.
+    """Apply the plan for what `read` returns, now and repeatedly, until SIGINT or SIGTERM.
 
     Blocks, in the main thread; call it as root, within `exclusive_access`. A pass follows each change of network
     devices, and 5 s after the last pass anyway. `read` is called for each pass, with True if what libvirt said last may
     be used again. Devices may be missing. `replace_earlier` is for the first pass; later ones always drop VMs that are
     no longer named. `on_change` is called with the first outcome and with each one that changed the host or the missing
-    devices. Errors of the first pass are raised; later ones go to `on_error`, each once while it lasts, and the pass is
-    repeated after a second. When it returns, the host stays as it is.
+    devices. Errors of the first pass are raised. Later errors go to `on_error`, each once while it lasts, and the pass
+    is repeated after a second. When it returns, the host stays as it is.
     """
     asyncio.run(_follow_until_signal(read, state_file, replace_earlier, on_change, on_error))
 

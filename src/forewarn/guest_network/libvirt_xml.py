@@ -69,7 +69,7 @@ def parse_domain(xml: str) -> Domain:
 def parse_reserved_addresses(xml: str) -> dict[str, str]:
     """Return the IPv4 addresses, by MAC, that a network's DHCP server reserves, from `virsh net-dumpxml`.
 
-    MACs are in lower case. {} if it reserves none. Raises Rejected if the text is not the XML of a network.
+    MACs are in lower case. Returns {} if it reserves none. Raises Rejected if the text is not the XML of a network.
     """
     root = _parse_xml(xml, "network")
     reserved = {}

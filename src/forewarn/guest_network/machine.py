@@ -28,8 +28,8 @@ def run_program(name: str, *arguments: str, text: str = "") -> str:
     """Run a program, wait for its end, and return what it wrote to stdout; `text` is its input.
 
     `name` is found on PATH or in the sbin directories; `arguments` are passed without a shell. Bytes that are not UTF-8
-    are replaced in what it wrote. Raises Rejected if it is not installed, cannot be run, exits with another status than
-    0, or does not end within a minute, when it is killed; the message has the first two lines of its errors.
+    are replaced in what it wrote. Raises Rejected if it is not installed, cannot be run, exits with a status other than
+    0, or does not end within a minute and is killed; the message has the first two lines of its errors.
     """
     path = shutil.which(name) or shutil.which(name, path=os.pathsep.join(_MORE_DIRECTORIES))
     if path is None:
@@ -60,7 +60,7 @@ def require_root(command: str) -> None:
 def namespace_cookie() -> int:
     """Return the number of this process's network namespace, which no other one gets until the next boot.
 
-    0 if the kernel is too old to tell (before 5.14).
+    Returns 0 if the kernel is too old to tell (before 5.14).
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
@@ -88,8 +88,8 @@ def read_links() -> dict[str, Link]:
 def read_machine(*, with_firewall: bool = True) -> HostState:
     """Return what this host has now: devices, metadata address, sysctls, and our rules, routes and tables.
 
-    Of this process's network namespace. Only root may read the firewall; with `with_firewall` False no privilege is
-    needed, and the state has no tables, as if none were loaded. Runs `ip` and `nft`; raises Rejected if one is not
+    It reads this process's network namespace. Only root may read the firewall; with `with_firewall` False no privilege
+    is needed, and the state has no tables, as if none were loaded. Runs `ip` and `nft`; raises Rejected if one is not
     installed, fails, or does not end within a minute.
     """
     addresses = _ip_json("-4", "addr", "show")

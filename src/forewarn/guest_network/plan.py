@@ -39,7 +39,8 @@ class Link:
 class HostState:
     """What the host has now, as far as it concerns the metadata address; `read_machine` reads it.
 
-    "Ours" are the rules, routes and firewall tables that `forewarn network apply` has set, also in an earlier run.
+    "Our own" rules, routes and firewall tables are those that `forewarn network apply` has set, in this or an earlier
+    run.
     """
 
     links: Mapping[str, Link]  # by name
@@ -81,7 +82,7 @@ class PlannedInterface:
     def waits_for(self) -> str:
         """Why the device cannot be set up yet; "" if it can.
 
-        `does not exist`, else `is in no bridge` (only of a port), else `is down`.
+        The text is `does not exist`, else `is in no bridge` (only for a port), else `is down`.
         """
         if self.link is None:
             return "does not exist"
@@ -117,7 +118,8 @@ class NetworkPlan:
     def missing(self) -> tuple[str, ...]:
         """The interfaces whose devices do not exist, are down or are in no bridge yet, as clauses.
 
-        Such as `tap tap0 of VM web-0 does not exist`, in the order of the plan; () if all devices are ready.
+        A clause is, for example, `tap tap0 of VM web-0 does not exist`. They are in the order of the plan; () if all
+        devices are ready.
         """
         return tuple(f"{each.interface.title} {each.waits_for}" for each in self.interfaces if each.waits_for)
 
@@ -127,9 +129,9 @@ def build_plan(
 ) -> NetworkPlan:
     """Return what the host must have, so that each VM is identified by its device. Changes nothing.
 
-    `machine` is the host as it is now. `former` has the sysctls that an earlier plan has changed; None: none. The plan
-    has the interfaces in their order. A device that does not exist, is down or is not in its bridge yet gets only those
-    firewall elements that are known without it, and no rules and routes: build the plan again when it is there.
+    `machine` is the host as it is now. `former` has the sysctls that an earlier plan has changed (None for none). The
+    plan keeps the order of the interfaces. A device that does not exist, is down or is not in its bridge yet gets only
+    those firewall elements that are known without it, and no rules and routes: build the plan again when it is there.
 
     Raises Rejected if a tap is in a bridge, is a bridge or is a device of the host itself, if a port is in something
     other than a Linux bridge, if two ports of one bridge have the same MAC or address, if two VMs, or one on two
@@ -256,7 +258,7 @@ def _rp_filter_path(device: str) -> str:
 def device_of(path: str) -> str:
     """Return the device in the path of an rp_filter sysctl, such as net/ipv4/conf/tap0/rp_filter.
 
-    "" for any other path, also of another sysctl of a device, and for those of `all` and `default`.
+    Returns "" for any other path, even of another sysctl of a device, and for the paths of `all` and `default`.
     """
     match = re.fullmatch(r"net/ipv4/conf/([^/]+)/rp_filter", path)
     return match[1] if match and match[1] not in ("all", "default") else ""
@@ -265,8 +267,8 @@ def device_of(path: str) -> str:
 def former_values(machine: HostState, known: Mapping[str, FormerValue]) -> dict[str, FormerValue]:
     """Return the values of all sysctls in `machine`, by path, as they were before any change of ours.
 
-    `known` are the former values in the record; they count where it has one, except for a device that was created again
-    since. All other values are those of now.
+    `known` has the former values in the record, which take precedence, except for a device that was created again
+    since. All other values are the present ones.
     """
     values = {}
     for path, value in machine.sysctls.items():
@@ -327,9 +329,9 @@ def _warnings(planned: Iterable[PlannedInterface], machine: HostState) -> Iterab
 def listener_tables(plan: NetworkPlan) -> list[dict[str, Any]]:
     """Return the `[[listeners]]` tables that the service's settings file needs for this plan.
 
-    Those of taps come first, in the order of the plan, with the keys `by` ("device"), `device` and `vm`. Then one table
-    for each bridge, in order of their names, with `by` ("mark"), `device` (the bridge) and `marks`, an object with the
-    VM by mark, such as 0x1a2b3c4d. Ports that are in no bridge yet are left out.
+    The tables of taps come first, in the order of the plan, with the keys `by` ("device"), `device` and `vm`. Then one
+    table for each bridge, in order of their names, with `by` ("mark"), `device` (the bridge) and `marks`, an object
+    with the VM by mark, such as 0x1a2b3c4d. Ports that are in no bridge yet are left out.
     """
     tables: list[dict[str, Any]] = []
     marks: defaultdict[str, dict[str, str]] = defaultdict(dict)

@@ -66,8 +66,8 @@ def read_record(path: Path) -> Record | None:
 def write_record(path: Path, record: Record) -> None:
     """Replace the state file with this record, atomically, and sync it to disk.
 
-    Call it within `exclusive_access`. Sets `boot` and `namespace` in the file to those of now, not in `record`. Creates
-    the directory. Raises Rejected if the file cannot be written.
+    Call it within `exclusive_access`. Sets `boot` and `namespace` to the present ones in the file, but not in `record`.
+    Creates the directory. Raises Rejected if the file cannot be written.
     """
     data = {"format": _FORMAT, **asdict(replace(record, boot=boot_id(), namespace=namespace_cookie()))}
     temporary = path.with_name(f"{path.name}.new")

@@ -146,8 +146,9 @@ _RULES = {
 def render_ruleset(elements: Mapping[str, SetElements]) -> str:
     """Return the input for one `nft -f` that replaces both our tables, with these elements in their sets.
 
-    `elements` is by family, then by name of the set, and has all families and all their sets, as `NetworkPlan.elements`
-    has; KeyError otherwise. Only a text: nothing is loaded. Works also if the tables do not exist yet.
+    `elements` is by family, then by name of the set, and must have all families and all their sets, as
+    `NetworkPlan.elements` has; raises KeyError otherwise. Nothing is loaded. The input works even if the tables do not
+    exist yet.
     """
     replaced = "".join(f"table {family} {TABLE}\ndelete table {family} {TABLE}\n" for family in FAMILIES)
     tables = (
@@ -160,7 +161,7 @@ def render_ruleset(elements: Mapping[str, SetElements]) -> str:
 def render_removal(families: Iterable[str]) -> str:
     """Return the input for one `nft -f` that deletes our tables of these families (`bridge`, `ip`).
 
-    `nft` fails if one of the tables does not exist. Only a text: nothing is deleted; "" for no families.
+    Returns "" for no families. Nothing is deleted yet. `nft` fails if one of the tables does not exist.
     """
     return "".join(f"delete table {family} {TABLE}\n" for family in families)
 

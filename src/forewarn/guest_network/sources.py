@@ -128,9 +128,9 @@ def _domain_names(virsh: VirshRunner) -> list[str]:
 def vm_interface(interface: DomainNic, links: Mapping[str, Link], *, source: str) -> VmInterface:
     """Return the interface of a libvirt domain as a VmInterface of the VM with the domain's name.
 
-    It is a tap or a port; where libvirt does not say which, `links`, the devices of the host, do: a port if the device
-    has a master, else, also if it is not among them, a tap. `source` is the libvirt URI that named it. Raises Rejected
-    if a value is not valid, such as a port without a MAC.
+    It is a tap or a port. If libvirt does not say which, `links`, the devices of the host, decide: it is a port if the
+    device has a master, else a tap, even if the device is not among them. `source` is the libvirt URI that named it.
+    Raises Rejected if a value is not valid, such as a port without a MAC.
     """
     link = links.get(interface.device)
     is_port = interface.is_port if interface.is_port is not None else bool(link and link.master)
