@@ -32,8 +32,7 @@ class Clock(Protocol):
         """Return once `now()` has reached the lab time `at`, at once if it has passed.
 
         With None, sleep until the task is cancelled. While a lab's clock is paused, the sleep goes on. If the system's
-        time is set meanwhile, `SystemClock` notices that within 30 s, `LabClock` perhaps only at the end planned
-        before.
+        time is set meanwhile, `SystemClock` notices within 30 s, `LabClock` perhaps only at the end planned before.
         """
 
 
@@ -79,9 +78,9 @@ class SystemClock:
 class FlooredClock:
     """The system's clock, but never behind `floor`, and never moving back.
 
-    For a control node that takes over: its clock may be behind that of the node before, whose times are in the record
-    (the cluster's state in PostgreSQL). It stands still until it has caught up. `now` may be called from any thread.
-    `real` returns real time, `floor` is in POSIX seconds.
+    It is for a control node that takes over, whose own clock may be behind that of the previous node, whose times are
+    in the record (the cluster's state in PostgreSQL). It stands still until the system's clock has caught up. `now` may
+    be called from any thread. `real` returns real time, `floor` is in POSIX seconds.
     """
 
     def __init__(self, floor: float, *, real: Callable[[], float] = read_real_time) -> None:

@@ -18,8 +18,8 @@ def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as `15m`, `1h 30m`, `1.5d` or `90` (seconds).
 
     The units are w, d, h, m and s or their words (`5 minutes`), in upper or lower case; blanks are ignored, and parts
-    are added up. 0 is a duration, too. Raises ValueError, whose message is a sentence for people, if the text is no
-    such duration (negative ones are not), or if it is longer than MAX_DURATION_S.
+    are added up. 0 is valid, negative durations are not. Raises ValueError, whose message is a sentence for people, if
+    the text is not a duration, or is longer than MAX_DURATION_S.
     """
     bare = text.strip().replace(" ", "")
     if bare.startswith("-"):

@@ -152,7 +152,7 @@ _PLAIN_REMEDIES: dict[Remedy, str] = {
 def full_message(error: ForewarnError) -> str:
     """Return the error's message followed by what to do instead, in words that name no command or page.
 
-    Returns the message alone if the error has no remedy. KeyError if it lacks a field of its remedy.
+    Returns the message alone if the error has no remedy. Raises KeyError if it lacks a field of its remedy.
     """
     if error.remedy_code is None:
         return str(error)

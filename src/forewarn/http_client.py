@@ -36,7 +36,7 @@ class LocalTargets(StrEnum):
     """The local addresses that the service's HTTP client may call: loopback and link-local ones.
 
     NONE: no local address. LOOPBACK: the loopback addresses of this machine. LINK_LOCAL: loopback and link-local
-    addresses, such as the metadata service of a cloud. All other addresses are always allowed, also those of private
+    addresses, such as the metadata service of a cloud. All other addresses are always allowed, even those of private
     networks.
     """
 
@@ -45,9 +45,9 @@ class LocalTargets(StrEnum):
     LINK_LOCAL = "link-local"  # loopback and link-local addresses, such as the metadata service of a cloud
 
     def allows(self, address: IpAddress) -> bool:
-        """Return whether the client may connect to this address; always so for one that is not local.
+        """Return whether the client may connect to this address; always True for one that is not local.
 
-        The unspecified address counts as loopback, and an IPv6 address that maps an IPv4 one as that one.
+        The unspecified address counts as loopback, and an IPv6 address that maps an IPv4 address counts as the latter.
         """
         address = _unmapped(address)
         if address.is_loopback or address.is_unspecified:

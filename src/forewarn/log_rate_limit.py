@@ -46,8 +46,8 @@ class LogRateLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the record is to be logged, and count it.
 
-        A message passes once in 60 s of real time for each place in the code, and 20 different ones of a place. Changes
-        the text (`msg`) of a record that passes if some were left out before it: adds their number. Raises TypeError,
+        For each place in the code, a message passes once in 60 s of real time, and so do at most 20 different messages.
+        If some were left out before a record that passes, their number is added to its text (`msg`). Raises TypeError,
         to the caller of the log, if the arguments of the record do not fit its text.
         """
         message = record.getMessage()

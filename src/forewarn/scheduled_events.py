@@ -53,13 +53,13 @@ def crash_test(
     options of `forewarn crash-test`: `only` names a case or area, or several (an empty list: all; "" is rejected),
     `claims` is a file (None: the defaults of the profile), `prepared` and `recovered` are shell commands that are
     probes ("": none), `endpoint_env` is the variable that gets the endpoint's URL ("": the handler runs in VMs of
-    namespaces), `cases` are files with further cases, `seed` is that of the random times, `at_once` is the number of
-    cases that run at the same time (None or 0: six per core). A test waits for its case, and passes if that does, also
-    if it was slow; it fails with what was demanded and seen, or if the run cannot start, and is skipped with the reason
-    if the outcome is unknown or the case is not applicable. Raises Rejected for an unknown profile, case or area, for a
-    wrong file, and for an `endpoint_env` that cannot be the name of a variable, ValueError for open quotes in
-    `handler`. Whether the handler can be run is only checked by the tests. In a worker of pytest-xdist, each case runs
-    alone, when its test does.
+    namespaces), `cases` are files with further cases, `seed` is the seed of the random times, `at_once` is the number
+    of cases that run at the same time (None or 0: six per core). A test waits for its case, and passes if the case
+    does, even if it was slow. It fails, with what was demanded and seen, if the case does, and if the run cannot start.
+    It is skipped, with the reason, if the outcome is unknown or the case is not applicable. Raises Rejected for an
+    unknown profile, case or area, for a wrong file, and for an `endpoint_env` that cannot be the name of a variable,
+    ValueError for open quotes in `handler`. Whether the handler can be run is only checked by the tests. In a worker of
+    pytest-xdist, each case runs alone, when its test does.
     """
     run = _CrashTestRun(
         _make_plan(

@@ -58,7 +58,8 @@ class TomlLineIndex:
 def index_lines(text: str) -> TomlLineIndex:
     """Return an index of the line on which each table, key and array element of a TOML text begins.
 
-    `tomllib` or `tomli` must have accepted the text; other text may give wrong lines or ValueError.
+    `tomllib` or `tomli` must have accepted the text; for other text the lines may be wrong, or ValueError may be
+    raised.
     """
     scanner = _Scanner(text.replace("\r\n", "\n"))
     scanner.scan()

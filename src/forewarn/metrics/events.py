@@ -44,8 +44,8 @@ class EventMetrics:
 
     The constructor registers them in `registry`, loads the live events, and subscribes to the store; the attribute
     `close` is the function that unsubscribes. The constructor raises Unavailable if the store cannot be read,
-    ValueError if `registry` has such metrics already. Counters start at 0 with the process. Of events that no document
-    lists, only acts and retries count.
+    ValueError if `registry` has such metrics already. Counters start at 0 with the process. For events that no document
+    lists, only acts and retries are counted.
     """
 
     def __init__(self, registry: CollectorRegistry, store: Store) -> None:

@@ -30,7 +30,7 @@ def bind_metrics_sockets(host: str, port: int, *, workers: int) -> tuple[socket.
 
     The owner's comes first. `host` is an IP address, `workers` the number of workers; port 0, any free one, makes sense
     only without workers. The sockets do not block; the caller closes them. Raises Rejected if a port cannot be bound,
-    such as if it is in use; then none stays bound.
+    for example because it is in use; then none stays bound.
     """
     sockets: list[socket.socket] = []
     try:

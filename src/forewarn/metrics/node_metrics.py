@@ -22,13 +22,13 @@ class MeasuredNode(Protocol):
     """
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of VMs' requests since the node began to serve; zeros before and afterwards.
+        """Return the counts of VMs' requests since the node began to serve; zeros while it does not serve.
 
         With worker processes, they are as of the workers' last reports.
         """
 
     def silent_s(self) -> float:
-        """Return for how many seconds of real time the node has not heard the service; infinite if never."""
+        """Return the seconds of real time since the node last heard the service; infinity if it never did."""
 
     @property
     def joins(self) -> Mapping[str, int]:
@@ -44,7 +44,7 @@ class MeasuredNode(Protocol):
 
     @property
     def orders_refused(self) -> int:
-        """How many orders, of an older term, the node's process refused since its start.
+        """How many orders of an older term the node's process has refused since its start.
 
         A deposed control node had sent them.
         """
@@ -53,8 +53,8 @@ class MeasuredNode(Protocol):
 class NodeMetrics:
     """The metrics of a host node's process: the node's own, its requests, and those of every process.
 
-    `node` returns the host node, None while it is starting. Until then all counts of requests are 0, and the metrics of
-    the node itself are missing.
+    `node` returns the host node, or None while it is starting. Until it has started, all counts of requests are 0, and
+    the metrics of the node itself are missing.
     """
 
     def __init__(self, node: Callable[[], MeasuredNode | None]) -> None:
@@ -83,7 +83,7 @@ class HostNodesCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges of one scrape: the nodes by state, and for how long one has been silent at most.
+        """Yield the gauges of one scrape: the nodes by state, and the longest time one has been silent.
 
         A node is answering, silent (not heard for over 3 s of real time) or stopped (it left in order). Only nodes that
         have joined since the start of the service are known. Stopped nodes do not count for the silence, which is 0 s

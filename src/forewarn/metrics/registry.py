@@ -36,8 +36,8 @@ def render_text(registry: Collector) -> bytes:
 class WorkerMetrics:
     """The metrics of a worker process: the requests it answered, and how long its owner has been silent.
 
-    `request_totals` returns the former, `silent_s` the seconds (real time) since the last message of the owner; both
-    are called at each scrape. The metrics of `new_registry`, which every process has, are among them.
+    `request_totals` returns the requests, `silent_s` the seconds of real time since the owner's last message; both are
+    called at each scrape. The metrics of `new_registry`, which every process has, are included.
     """
 
     def __init__(self, *, request_totals: Callable[[], RequestTotals], silent_s: Callable[[], float]) -> None:

@@ -89,17 +89,16 @@ class ServiceMetrics:
         self._event_metrics.close()
 
     async def render_all(self) -> bytes:
-        """Return all metrics as Prometheus text, with the requests that all processes answered.
+        """Return all metrics as Prometheus text, with the requests that all processes, workers too, answered.
 
-        Those of workers are included. Counts over the whole fleet are at most FLEET_COUNT_MAX_AGE_S (5 s of real time)
-        old.
+        Counts over the whole fleet are at most FLEET_COUNT_MAX_AGE_S (5 s of real time) old.
         """
         return await self._render() + render_text(self._request_metrics)
 
     async def render_own(self) -> bytes:
-        """Return the metrics of this process as Prometheus text; without workers those of `render_all`.
+        """Return the metrics of this process as Prometheus text; without workers, the same as `render_all`.
 
-        With workers, the metrics of requests of VMs are left out, because each worker serves those of its own.
+        With workers, the metrics of VMs' requests are left out, because each worker serves its own.
         """
         return await (self._render() if self._worker_lags() else self.render_all())
 

@@ -62,8 +62,8 @@ def encode_document(document: Document, version: str, *, iso_dates: bool = False
     """Encode the document as JSON in this api-version: only the event kinds and fields that it has.
 
     NotBefore is "" for a started event, else an RFC 1123 date; with `iso_dates`, up to 2017-08-01, an ISO date, as
-    Azure documented then. In 2017-03-01 VM names get a leading underscore, unless `document.roles`. KeyError if the
-    version is not in ALL_VERSIONS.
+    Azure documented then. In 2017-03-01 VM names get a leading underscore, unless `document.roles`. Raises KeyError if
+    the version is not in ALL_VERSIONS.
     """
     features = version_features(version)
     format_date = iso_date if iso_dates and features.iso_dates else http_date

@@ -276,10 +276,10 @@ def _read_approval(request: HttpRequest, version: str) -> ApprovalRequest:
 
 
 def client_has_document(poll: PollRequest, tag: str) -> bool:
-    """Return whether the poll's If-None-Match names this ETag, so that it gets a 304 or is held.
+    """Return whether the poll's If-None-Match names this ETag, so that the poll gets a 304 or is held.
 
-    The client has the document then. `tag` has its quotes. `*` names none: a client that always sends it would never
-    receive an event.
+    If so, the client has the document. `tag` has its quotes. `*` names no ETag, because a client that always sends it
+    would never receive an event.
     """
     return poll.if_none_match is not None and _matches_etag(poll.if_none_match, tag)
 

@@ -94,8 +94,8 @@ def parse_target(text: str) -> RequestTarget | None:
 def is_foreign_name(authority: str) -> bool:
     """Return whether an authority (host and port) is a host name other than `localhost`, and no address.
 
-    False for "". The owner of such a name decides which address it has, also the address of a metadata endpoint: a page
-    of that host could then send requests here as if they were its own (DNS rebinding).
+    Returns False for "". The owner of such a name decides which address it has, and may choose that of a metadata
+    endpoint: a page of that host could then send requests here as if they went to its own host (DNS rebinding).
     """
     match = _HOST_AND_PORT.fullmatch(authority)
     host = match[1] if match else authority

@@ -75,7 +75,8 @@ def instance_response(request: InstanceRequest, facts: InstanceFacts) -> HttpRes
     """Build the response with the requested element: JSON, or as text a leaf or the names of the children.
 
     The names are one per line, with a slash if they have children themselves. The path is compared ignoring letter
-    case; elements of a list are named by index. 404 if it leads to no element, 400 if a leaf is requested as JSON.
+    case; elements of a list are named by index. The response is a 404 if the path leads to no element, and a 400 if a
+    leaf is requested as JSON.
     """
     element = _find_element(metadata_tree(facts), request.path)
     if element is None:

@@ -89,10 +89,10 @@ def read_token_request(
 ) -> TokenRequest | HttpResponse:
     """Read a token request from its query; return the error response if it is invalid or not allowed.
 
-    400 if `Metadata: true`, a date as `api-version` (any date) or `resource` is missing, which is checked first; 403 if
-    `has_foreign_host` is True or `tokens_allowed` False. Does not check that the identity exists. `has_header`: the
-    request has `Metadata: true`. `has_foreign_host`: it was sent to a name of another host. `tokens_allowed`: this
-    listener identifies VMs reliably.
+    `has_header` says that the request has `Metadata: true`, `has_foreign_host` that it was sent to a name of another
+    host, and `tokens_allowed` that this listener identifies VMs reliably. The error is 400 if `Metadata: true`, a date
+    as `api-version` (any date) or `resource` is missing, which is checked first; 403 if `has_foreign_host` is True or
+    `tokens_allowed` False. Does not check that the identity exists.
     """
     if not has_header:
         return _oauth_error(400, "invalid_request", "Required metadata header not specified")

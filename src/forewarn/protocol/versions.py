@@ -93,7 +93,7 @@ def version_features(version: str) -> VersionFeatures:
 def version_lists_kind(version: str, kind: Kind) -> bool:
     """Return whether documents of this api-version list events of this kind.
 
-    KeyError if the version is not in ALL_VERSIONS.
+    Raises KeyError if the version is not in ALL_VERSIONS.
     """
     return kind in _FEATURES_BY_VERSION[version].kinds
 

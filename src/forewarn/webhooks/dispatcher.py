@@ -26,8 +26,8 @@ class WebhookDispatcher:
     Messages are about events and rollouts. `store` has the webhooks and the history that they are made from. `limits`
     apply to each request. `now` returns lab time, for messages that test or validate a receiver. `real_time` is the
     clock of signatures and reports, `sleep` waits in real time, and `random` (0 to 1) spreads retries. The attribute
-    `verification` tests and validates single receivers, also while `run` does not run. `client` makes the calls; it
-    stays the caller's.
+    `verification` tests and validates single receivers, even while `run` is not running. `client` makes the calls, and
+    still belongs to the caller.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class WebhookDispatcher:
     async def run(self) -> None:
         """Deliver messages to all webhooks until it is cancelled; call it only once.
 
-        Starts and stops senders as webhooks are added and removed. Failures are logged and retried. A second run, also
-        after the end of the first, sends nothing to the webhooks of the first: make a new dispatcher for it.
+        Starts and stops senders as webhooks are added and removed. Failures are logged and retried. A second run, even
+        after the end of the first, sends nothing to the webhooks of the first: make a new dispatcher instead.
         """
         unsubscribe = self._dependencies.store.subscribe(self._on_commit)
         try:

@@ -40,7 +40,7 @@ class WebhookStore(Protocol):
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
         """Return the first `limit` history entries with a sequence number above `seq`, oldest first.
 
-        Fewer, or [], if there are not as many. Raises Unavailable.
+        Returns fewer, or [], if there are not so many. Raises Unavailable.
         """
 
     def event(self, event_id: str) -> Event | None:
@@ -64,15 +64,15 @@ class WebhookStore(Protocol):
     async def commit(self, commit: Commit) -> int:
         """Write the commit durably, all of it or nothing; return the last sequence number of the history.
 
-        Subscribers have been called on return. A cursor that is lower than the stored one, or of a removed webhook,
-        changes nothing. Raises ForewarnError (Conflict or Unavailable) if it cannot be written.
+        Subscribers have been called when it returns. A cursor that is lower than the stored one, or of a removed
+        webhook, changes nothing. Raises ForewarnError (Conflict or Unavailable) if it cannot be written.
         """
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
         """Call the listener with each later `AppliedCommit`, on the event loop.
 
         The calls come in the order of the commits, before `commit` returns; the listener must not block. Its errors go
-        to the loop's exception handler. Returns a function that ends this, and may be called twice.
+        to the loop's exception handler. Returns a function that ends the subscription, and may be called twice.
         """
 
 

@@ -37,7 +37,7 @@ _MAX_COUNTED_ENTRIES = 1000  # history entries scanned to count pending messages
 def retry_delay_s(failures: int, random: float) -> float:
     """Return the delay before the next try, in seconds, after this many failures in a row (1 or more).
 
-    Doubles from 1 s to 5 min; `random` (0 to 1) takes off up to half, but never below 1 s.
+    The delay doubles from 1 s to 5 min; `random` (0 to 1) takes off up to half, but leaves at least 1 s.
     """
     full = min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(failures - 1, 30))
     return max(_MIN_RETRY_DELAY_S, full * (1 - random / 2))
@@ -74,7 +74,7 @@ class WebhookSender:
     Messages are those history entries after the cursor that pass the webhook's filters. Delivered means that the
     receiver answered 2xx; a message that fails delays those after it, and is retried for ever. The filters read the
     event and its VMs as they are stored now; messages about events that were pruned are left out. `webhook` is as
-    stored, with its cursor; `dependencies` are those of all senders.
+    stored, with its cursor; all senders share `dependencies`.
     """
 
     def __init__(self, webhook: WebhookSubscription, dependencies: SenderDependencies) -> None:

@@ -53,7 +53,7 @@ class ReceiverVerification:
     async def send_test(self, webhook: WebhookSubscription) -> DeliveryTestResult:
         """Send one signed test message in the webhook's schema, and return how the receiver answered.
 
-        No answer, or another one than 2xx, is a result and not an error.
+        No answer, or one other than 2xx, is a result and not an error.
         """
         data = {"message": "A test: nothing happened to any VM."}
         request = build_request(webhook, self._new_message(TEST_EVENT_TYPE, "3.0", data), self._real_time())
@@ -68,7 +68,7 @@ class ReceiverVerification:
         """Ask the receiver whether it agrees to receive messages; raise Refused, with what to do, if not.
 
         It agrees with 2xx: in the schema Event Grid by returning the validation code of the message, in CloudEvents by
-        answering OPTIONS with the allowed origin `forewarn` or `*`. Refused also if it gives no response.
+        answering OPTIONS with the allowed origin `forewarn` or `*`. Also raises Refused if it gives no response.
         """
         try:
             if webhook.schema is WebhookSchema.CLOUD_EVENTS:
