@@ -103,6 +103,19 @@ def test_a_node_that_stops_sends_the_report_again_that_was_not_answered_yet() ->
     run_cluster(scenario, vms=FLEET, hosts=HOSTS)
 
 
+def test_a_node_that_stops_says_so_although_an_earlier_report_is_not_answered() -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        node = await world.start_node("h1")
+        world.broker.lose_replies_of("control-1")
+        await world.poll(node, "web-0")
+        await asyncio.sleep(2 * SEEN_INTERVAL_S)
+        await node.stop()
+        (joined,) = world.active.cluster.streams.registry.nodes()
+        assert joined.has_left
+
+    run_cluster(scenario, vms=FLEET, hosts=HOSTS)
+
+
 def test_a_repeated_report_counts_once() -> None:
     async def scenario(world: ClusterWorld) -> None:
         node = await world.start_node("h1")

@@ -423,8 +423,8 @@ class HostNode:
         await self.frontend.drain(_DRAIN_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
-                if self._unanswered is not None:
-                    await self._send_report(self._unanswered, within_s=_LEAVE_S)
+                if self._unanswered is not None:  # then there is time left to say that the node leaves
+                    await self._send_report(self._unanswered, within_s=_LEAVE_S / 2)
                 await self._send_report(self._next_report(is_leaving=True), within_s=_LEAVE_S)
 
     def _finish(self, error: Exception | None) -> None:
