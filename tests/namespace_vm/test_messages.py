@@ -109,6 +109,33 @@ def test_a_descriptor_is_sent_once_the_service_reads_again() -> None:
     theirs.close()
 
 
+def test_a_message_that_is_sent_meanwhile_does_not_keep_a_descriptor_from_being_sent() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    ours.setblocking(False)
+    connection = ServiceConnection(ours)
+
+    async def scenario() -> bytes:
+        backlog = 0
+        with suppress(BlockingIOError):
+            while True:
+                backlog += ours.send(b" " * 65536)
+        sending = [asyncio.create_task(connection.send({"fds": 1}, (ours.fileno(),)))]
+        await asyncio.sleep(0)
+        sending.append(asyncio.create_task(connection.send({"outcome": "done"})))
+        await asyncio.sleep(0)  # neither can be sent yet
+        while backlog > 0:
+            backlog -= len(theirs.recv(65536))
+        async with asyncio.timeout(30):
+            await asyncio.gather(*sending)
+        received, descriptors, _, _ = socket.recv_fds(theirs, 65536, 1)
+        os.close(descriptors[0])
+        return received + theirs.recv(65536)
+
+    assert asyncio.run(scenario()).splitlines() == [b'{"fds":1}', b'{"outcome":"done"}']
+    connection.close()
+    theirs.close()
+
+
 def test_without_a_service_the_error_says_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"start one with `forewarn up` for a lab, or with `forewarn serve`"):
         ServiceConnection.open(tmp_path)

@@ -24,6 +24,7 @@ class ServiceConnection:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = b""
+        self._send_lock = asyncio.Lock()  # the event loop lets only one task wait until a socket can be written
 
     @classmethod
     def open(cls, data: Path) -> ServiceConnection:
@@ -45,13 +46,13 @@ class ServiceConnection:
     async def send(self, message: JsonMessage, descriptors: tuple[int, ...] = ()) -> None:
         """Send a message, with copies of these open file descriptors. Raises OSError if the service is gone.
 
-        Waits while the service does not read. The descriptors stay open in this process. Make one call at a time: the
-        bytes of concurrent calls could mix.
+        Waits while the service does not read, and while another call sends. The descriptors stay open in this process.
         """
         data = encode_message(message)
-        if descriptors:
-            data = data[await self._send_with_descriptors(data, descriptors) :]
-        await asyncio.get_running_loop().sock_sendall(self._sock, data)
+        async with self._send_lock:
+            if descriptors:
+                data = data[await self._send_with_descriptors(data, descriptors) :]
+            await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
     async def _send_with_descriptors(self, data: bytes, descriptors: tuple[int, ...]) -> int:
         """Send the descriptors with the beginning of the data, at least a byte; returns how much was sent."""
