@@ -182,11 +182,16 @@ class NatsBus:
             if subscription is not None and not self._is_closing:
                 self._spawn(_unsubscribe(subscription))
 
-        with suppress(NoAnswer):
+        try:
             await self.flush()
-            if self.problem == refused_before:
-                self.problem = self._refusals.get(subject.lower(), "")
-        if refusal := self._refusals.get(subject.lower()):
+        except NoAnswer:
+            if refused_before:  # nothing is known yet: a later call may find it permitted
+                self._refusals.setdefault(subject.lower(), refused_before)
+            return unsubscribe
+        refusal = self._refusals.get(subject.lower(), "")
+        if self.problem == refused_before:
+            self.problem = refusal
+        if refusal:
             unsubscribe()
             raise Refused(refusal)
         return unsubscribe
