@@ -48,7 +48,9 @@ _DEMANDED_STANDBY = """
 # Nearly every write changes rows of these. With room left on its page, a changed row needs no new entries in the
 # indexes, which cost the server and its standby more than the row.
 _CHANGED_TABLES = ("scopes", "vms", "hosts", "events", "gates", "requests")
-_SET_FILLFACTOR = "; ".join(f"ALTER TABLE {name} SET (fillfactor = 70)" for name in _CHANGED_TABLES)
+_WITHOUT_FILLFACTOR = """
+    SELECT relname FROM pg_class WHERE oid = to_regclass(relname) AND relname = ANY(%s)
+    AND 'fillfactor=70' <> ALL (coalesce(reloptions, '{}'))"""
 _PUT_SAVED = "INSERT INTO saved (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 
 
@@ -78,11 +80,14 @@ def migrate_record(url: str) -> str | None:
             db.autocommit = False
             migrations.migrate_record_to_newest(db)
             db.autocommit = True
-        db.execute(_SET_FILLFACTOR, prepare=False)
+        for (table,) in db.execute(_WITHOUT_FILLFACTOR, (list(_CHANGED_TABLES),)).fetchall():
+            db.execute(f"ALTER TABLE {quote(table)} SET (fillfactor = 70)".encode(), prepare=False)
     except (DBAPIError, psycopg.Error) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         reason = failure_text(cause) if isinstance(cause, psycopg.Error) else str(cause)
-        raise RecordUnavailable(f"{name} has not confirmed its migration ({reason}): migrate it again") from error
+        raise RecordUnavailable(
+            f"{name} did not confirm its migration ({reason}): run `forewarn store migrate` again"
+        ) from error
     finally:
         db.close()
     open_record(url).close()  # checks the result
