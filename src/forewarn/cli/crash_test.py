@@ -71,13 +71,13 @@ def _json_value(arguments: Sequence[str]) -> str:
     type=int,
     default=0,
     show_default=True,
-    help="Choose the random times of a run: the same seed gives the same ones.",
+    help="Seed the random times of a run; the same seed repeats them.",
 )
 @click.option(
-    "--prepared", metavar="COMMAND", default="", help="Run this probe, which succeeds once the handler has prepared."
+    "--prepared", metavar="COMMAND", default="", help="Run this probe command; it succeeds once the handler has prepared."
 )
 @click.option(
-    "--recovered", metavar="COMMAND", default="", help="Run this probe, which succeeds once the application works."
+    "--recovered", metavar="COMMAND", default="", help="Run this probe command; it succeeds once the application works."
 )
 @click.option("--endpoint-env", metavar="VAR", default="", help="Give the URL in this variable; use no namespaces.")
 @click.option("--attach", metavar="ADDRESS:PORT", default="", help="Listen here for a handler that runs elsewhere.")

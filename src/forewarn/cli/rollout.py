@@ -124,7 +124,7 @@ _add_steering_command("abort", "Abort a rollout, and withdraw its events that ha
 
 
 @rollout.command()
-@click.option("--reason", required=True, metavar="TEXT", help="Show everybody this reason.")
+@click.option("--reason", required=True, metavar="TEXT", help="Show this reason to all users.")
 @service_command
 def hold(call: Invocation, reason: str) -> None:
     """Hold all rollouts, until `lift-hold`.

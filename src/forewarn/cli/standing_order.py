@@ -31,7 +31,7 @@ def standing_order() -> None:
     type=duration,
     required=True,
     metavar="DURATION",
-    help="Visit each host at least once in this time, such as 30d.",
+    help="Visit each host at least once in each such period, such as 30d.",
 )
 @click.option(
     "--impact",
