@@ -112,7 +112,7 @@ class MemoryStore(Store):
         )
 
     def enabled_scope_count(self) -> int:
-        """Return how many scopes are stored with an `enabled_at`; only commits set or clear that, polls do not."""
+        """Return how many scopes are stored with an `enabled_at`, which only commits set or clear, not polls."""
         return sum(row.is_enabled for row in self._tables.scopes.values())
 
     def failed_writes(self) -> int:
