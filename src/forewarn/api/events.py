@@ -125,7 +125,7 @@ async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
 
     The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
     A start is searched among the live and the 10,000 newest events. The event may be over. First stores the deliveries
-    observed so far, so that they are shown. Raises NotFound, even if the caller just may not see the event, or Refused
+    observed so far, so that they are shown. Raises NotFound if there is none or the caller may not see it, or Refused
     if several ids start with it.
     """
     await context.dependencies.flush_observations()

@@ -43,7 +43,7 @@ class FleetFileBody(StrictBody, frozen=True, kw_only=True):
 class ApplyFleetBody(FleetFileBody, frozen=True, kw_only=True):
     """A fleet file to apply (`text`, `source`); VMs and hosts that it does not declare are removed."""
 
-    resurrect: bool = False  # add deleted VMs that the file declares again; False: they stay deleted, without an error
+    resurrect: bool = False  # add again deleted VMs that the file declares; False: they stay deleted, without an error
     dry_run: bool = False  # change nothing, only return the difference
 
 
@@ -85,7 +85,7 @@ async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
 
     A namespace VM is shown with its supervisor, if that is connected. The path parameter `name` is the VM's name,
     `group/name` or key, ignoring letter case. First stores the polls observed so far, so that they are shown. Raises
-    NotFound, even for a removed VM, or Refused if several VMs match.
+    NotFound if there is none or it was removed, or Refused if several VMs match.
     """
     vm = context.directory.find(call.path_params["name"])
     await context.dependencies.flush_observations()

@@ -108,7 +108,7 @@ async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
 async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
     """Mark a host as healthy again.
 
-    The path parameter `name` is the host's name, ignoring letter case. It is then also no longer confirmed down.
+    The path parameter `name` is the host's name, ignoring letter case. The host is then also no longer confirmed down.
     Returns the host. Moves no VM back, and withdraws no event. Raises NotFound, Refused if the host is healthy and not
     confirmed down, or while events are scheduled that move VMs away because it is degraded (withdraw them first),
     Conflict if the host keeps changing, or Unavailable if the store cannot be written. The history gets an entry.

@@ -89,7 +89,7 @@ async def stop_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
     """Stop a replay.
 
     The path parameter `id` is the replay's id or a unique start of it, ignoring letter case. The scope shows its own
-    document again. Returns the ended replay. Raises NotFound, even for an ended replay that is no longer among the
+    document again. Returns the ended replay. Raises NotFound if there is none or it ended and is no longer among the
     10,000 newest requests, Refused if the replay is over already or several ids start with it, Conflict if the replay
     shows its next step just then (try again), or Unavailable if the store cannot be written. The history gets an entry.
     """

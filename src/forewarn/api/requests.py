@@ -69,7 +69,7 @@ async def create_request(context: RequestContext, call: HandlerCall, body: NewMa
     too short a notice, or a notice for an operation that is performed at once; Refused for a notice if a VM to delete
     has no terminate notification, if the hypervisor cannot do it, the state of a VM or another operation on it forbids
     it, its scope has too many user operations scheduled, no host can take a VM that moves, or a name is ambiguous;
-    Conflict if a scope keeps changing; Unavailable if the store cannot be written. The history gets an entry.
+    Conflict if a scope keeps changing; or Unavailable if the store cannot be written. The history gets an entry.
     """
     receipt = await context.control.requests.request_for_vms(
         RequestedOperation(body.ask),
@@ -123,8 +123,8 @@ async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> 
 async def show_request(context: RequestContext, call: HandlerCall) -> RequestStatusView:
     """Show the state of a request, its events and what they wait for.
 
-    The path parameter `id` is the request's full id, ignoring letter case. Raises NotFound, even if the caller just may
-    not see the request.
+    The path parameter `id` is the request's full id, ignoring letter case. Raises NotFound if there is none or the
+    caller may not see it.
     """
     return request_status(context, context.find_request(call.path_params["id"]))
 

@@ -124,7 +124,7 @@ async def show_vm(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Show the VM that the path names: 200 with its Azure resource.
 
     The resource has its instance view only if the query has `$expand=instanceView` or `statusOnly=true`. Raises
-    NotFound, even for an instance of a uniform scale set and a VM of a cloud service.
+    NotFound if there is none, and for an instance of a uniform scale set or a VM of a cloud service.
     """
     return ArmResponse(body=_VmRenderer(context, call).vm(find_vm(context, call)))
 
@@ -132,7 +132,7 @@ async def show_vm(context: RequestContext, call: ArmCall) -> ArmResponse:
 async def show_vm_view(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Show the instance view of the VM that the path names: power state, domains, pending maintenance.
 
-    Raises NotFound, even for an instance of a uniform scale set and a VM of a cloud service.
+    Raises NotFound if there is none, and for an instance of a uniform scale set or a VM of a cloud service.
     """
     return ArmResponse(body=_VmRenderer(context, call).instance_view(find_vm(context, call)))
 

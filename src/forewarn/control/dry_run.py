@@ -113,7 +113,7 @@ async def dry_run_rollout(
 ) -> Preview:
     """Return what a rollout would lead to; for more than 2,000 VMs, only what it would publish first.
 
-    `who` is the caller's name; `notice_s` is in seconds of lab time; 0 means the minimum, or no notice with
+    `who` is the caller's name. `notice_s` is in seconds of lab time; 0 means the minimum, or no notice with
     `short_notice`. Only with `short_notice` may it be below the minimum. Changes nothing. Waits for an earlier dry run,
     unless the rollout has more than 2,000 VMs. Raises Rejected, NotFound and Refused as the start of the rollout would,
     DryRunTooLarge, and Unavailable. Health checks and a hold on rollouts are left out; a simulation is cut (`is_cut`)

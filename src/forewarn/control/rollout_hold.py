@@ -21,12 +21,12 @@ from forewarn.store.interface import ROLLOUT_HOLD_NAME, AppliedCommit
 class RolloutHoldService:
     """Sets and lifts the hold on all rollouts; there is at most one.
 
-    A hold stops all rollouts from publishing and starting events. `hold` is the hold in force; None if there is none,
-    even while one is being lifted. `is_lifting` says whether a hold was lifted but `finish_lifting` has not yet checked
-    everything that it held. The constructor reads the stored hold; it and every change set `transactions.hold_reason`,
-    for decisions. Setting and lifting a hold are each stored in one commit with a history entry, so a webhook that
-    follows the history gets a message about each. `on_lifted` is called when the scopes that a lifted hold has held
-    were checked again; it must not block.
+    A hold stops all rollouts from publishing and starting events. `hold` is the hold in force; None if there is none or
+    it is being lifted. `is_lifting` says whether a hold was lifted but `finish_lifting` has not yet checked everything
+    that it held. The constructor reads the stored hold; it and every change set `transactions.hold_reason`, for
+    decisions. Setting and lifting a hold are each stored in one commit with a history entry, so a webhook that follows
+    the history gets a message about each. `on_lifted` is called when the scopes that a lifted hold has held were
+    checked again; it must not block.
     """
 
     def __init__(self, transactions: ScopeTransactions, *, on_lifted: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ async def plan_rollout(
 ) -> RolloutPlan:
     """Return the plan of a rollout: waves, VMs, earliest and latest times.
 
-    `who` is the caller's name; `notice_s` is in seconds of lab time; 0 means the minimum, or no notice with
+    `who` is the caller's name. `notice_s` is in seconds of lab time; 0 means the minimum, or no notice with
     `short_notice`. Only with `short_notice` may it be below the minimum. `has_handler` says whether a VM polls for
     events. The earliest times assume that each event is approved when it is published, the latest that none is. Changes
     nothing, and performs no health check. Waits for an earlier dry run. A hold on rollouts is left out of the times,

@@ -256,8 +256,8 @@ def group_limit(budget: Budget, size: int) -> int:
 def is_down(vm: Vm, down_hosts: Collection[str]) -> bool:
     """Return whether a VM is out of service because of its own state or its host's, for any cause.
 
-    It is if it does not run, is paused, has crashed or is missing, or is on one of `down_hosts` (exact names). Events
-    that act on the VM do not count here.
+    A VM is down if it does not run, is paused, has crashed or is missing, or is on one of `down_hosts` (exact names).
+    Events that act on the VM do not count here.
     """
     return vm.power is not PowerState.RUNNING or vm.condition in _OUT_CONDITIONS or vm.host in down_hosts
 

@@ -138,7 +138,7 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         """Send the statements that the `with` block queues in a pipeline at its end, in few packets.
 
         Otherwise the driver sends each statement at once, and each time the system wakes the server. Wait for no answer
-        within the block. Has no effect on a local socket, or on systems other than Linux, which cannot do that.
+        within the block. Has no effect on a local socket, or on systems other than Linux.
         """
         if not _CORK:
             yield
