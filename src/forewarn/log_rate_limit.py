@@ -46,9 +46,9 @@ class LogRateLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the record is to be logged, and count it.
 
-        For each place in the code, a message passes once in 60 s of real time, and so do at most 20 different messages.
-        If some were left out before a record that passes, their number is added to its text (`msg`). Raises TypeError,
-        to the caller of the log, if the arguments of the record do not fit its text.
+        In 60 s of real time, each place in the code may log each message once, and at most 20 different ones. If some
+        were left out before a record that passes, their number is added to its text (`msg`). Raises TypeError, to the
+        caller of the log, if the arguments of the record do not fit its text.
         """
         message = record.getMessage()
         error = record.exc_info[1] if record.exc_info else None

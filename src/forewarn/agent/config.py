@@ -89,8 +89,8 @@ def parse_config(text: str, source: str = "agent.toml") -> AgentConfig:
     """Parse and validate the TOML text of an agent's file; `source` names the file in messages.
 
     Raises BadConfig with all problems, such as unknown keys, relative paths, neither rules nor a profile, or
-    `when-all-done` without a board. It opens no file and no connection, so the result's `file` is None; it only looks
-    up the user of a `stop-processes` step in the system's user database.
+    `when-all-done` without a board. It opens no configuration file and no connection, so the result's `file` is None;
+    it only looks up the user of a `stop-processes` step in the system's user database.
     """
     problems: list[ConfigProblem] = []
     try:

@@ -65,7 +65,7 @@ class AgentObserver(Protocol):
         """Called when a run of a step or its undo has ended, or failed, after `took_s` real seconds.
 
         `phase` says which of the two ran, `outcome` how it ended. Not called for a step that was cut, skipped or
-        reused, nor for an interrupted one that a check found ended. Nor is it called if the end could not be
+        reused, nor for one whose end a check decided after an interruption. Nor is it called if the end could not be
         journalled, or if the agent stopped first.
         """
 

@@ -94,8 +94,8 @@ def issue_server_certificate(
 ) -> x509.Certificate:
     """Return a new server certificate, signed by the CA, for the public key of `key` and these names.
 
-    It is valid for 397 days from an hour before `now` (real time, POSIX seconds), but not longer than the CA; a CA that
-    is not valid at that time still issues one. `names` are as `certificate_names` returns them. Does not check
+    It is valid for 397 days from an hour before `now` (real time, POSIX seconds), within the validity of the CA; a CA
+    that is not valid at that time still issues one. `names` are as `certificate_names` returns them. Does not check
     `may_sign`, adds no names, and writes no file.
     """
     issuer = authority.certificate

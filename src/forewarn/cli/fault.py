@@ -109,9 +109,9 @@ def clear_faults(
     \f
     `ids` are full ids. Clears the faults that match every given option; `vm` and `scope` select faults that were set
     for exactly that VM or scope, not for a target that includes it. If only `ids` or `every` is given, storms are
-    cleared too, but not the faults that they have set. Prints what was cleared, which may be nothing. Raises Rejected
-    if nothing is given or the kind is unknown; NotFound for an id that is not active or an unknown VM or scope, and
-    then clears nothing; Refused for an ambiguous name.
+    cleared too; clearing a storm does not itself clear the faults that it has set. Prints what was cleared, which may
+    be nothing. Raises Rejected if nothing is given or the kind is unknown; NotFound for an id that is not active or an
+    unknown VM or scope, and then clears nothing; Refused for an ambiguous name.
     """
     if not ids and not every and kind is None and vm is None and scope is None:
         raise Rejected("no fault is selected: give ids, or --kind, --vm, --scope or --all")

@@ -52,9 +52,9 @@ def events(call: Invocation, endpoint: str | None) -> None:
     """Show the events of this VM.
 
     \f
-    Polls once, and prints all events of the document, also those of other VMs; those that list this VM are marked.
-    `endpoint` is a URL, host or address; None: from the environment, else discovered. Raises Unavailable if the
-    endpoint does not answer after some retries, NotFound or Rejected if it refuses.
+    Polls once, and prints all events of the document, even other VMs'; events that list this VM are marked. `endpoint`
+    is a URL, host or address; None: from the environment, else discovered. Raises Unavailable if the endpoint does not
+    answer after some retries, NotFound or Rejected if it refuses.
     """
     client = Client(endpoint)
     received = client.events()

@@ -107,7 +107,7 @@ class Invocation:
         return ApiClient(LocalTransport(self.data, given_data=self.given_data, extra_remedy=extra_remedy))
 
     def require_local(self, command: str) -> None:
-        """Select the local service for this run, also if the environment selects a remote one.
+        """Select the local service for this run, even if the environment selects a remote one.
 
         Raises Rejected if --server or --profile was given; `command` is the command's full name, for the message.
         """

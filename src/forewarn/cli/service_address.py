@@ -34,9 +34,9 @@ def data_directory(explicit: str | None, environ: Mapping[str, str]) -> Path:
 def start_command(data: Path, given_data: str | None = None) -> str:
     """Return the command that starts a service in this data directory, such as `forewarn up --data DIR`.
 
-    It is `forewarn serve` for a production store, else `forewarn up`; `up` also if the [server] extra is not installed,
-    because the store cannot be read then. `given_data` is --data as typed, which the command repeats, or None if it was
-    not given. The result is only a text for messages; nothing is started.
+    It is `forewarn serve` for a production store, else `forewarn up`. Without the [server] extra it is always `up`,
+    because the store cannot be read. `given_data` is --data as typed, which the command repeats, or None if it was not
+    given. The result is only a text for messages; nothing is started.
     """
     option = f" --data {shlex.quote(given_data)}" if given_data else ""
     if not os.path.isdir(data):

@@ -237,7 +237,7 @@ class RemoteTransport:
         return f"at {self._server}"
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
-        """Send one request with a valid token; returns the answer, also one with an error status.
+        """Send one request with a valid token; return the answer, even one with an error status.
 
         `method` is the HTTP method, `target` the path and query, `payload` the JSON body (None for none). Signs in
         first if it has no valid token. If the server refuses (401) a token that was kept from an earlier request, signs

@@ -175,7 +175,7 @@ def changes_flow(session: ClientSession, path: Path | None, options: WatchOption
 
     Changes are written to the file before they are yielded. It first yields the unhandled changes of the file, once a
     poll has succeeded; with `options.max_poll_s` it also yields None after each poll. Retries Unavailable without end,
-    and logs the third failure in a row. Raises NotFound and Rejected, the latter also if the file cannot be read, or
+    and logs the third failure in a row. Raises NotFound and Rejected, and Rejected if the file cannot be read, or
     written at the start; later failures to write it are only logged, and a damaged file is replaced, with a warning.
     Calling it only makes the generator of effects, which a client runs; changes are YieldItem effects.
     """

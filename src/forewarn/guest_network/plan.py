@@ -73,7 +73,7 @@ class PlannedInterface:
     def bridge(self) -> str:
         """The name of the bridge that a port is in; "" for a tap, and for a port that is in no bridge yet.
 
-        "" also if the device of the port does not exist.
+        It is also "" if the device of the port does not exist.
         """
         is_port = self.interface.attachment is Attachment.PORT
         return self.link.master if self.link is not None and is_port else ""

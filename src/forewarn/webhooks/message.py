@@ -40,7 +40,7 @@ class WebhookStore(Protocol):
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
         """Return the first `limit` history entries with a sequence number above `seq`, oldest first.
 
-        Returns fewer, or [], if there are not so many. Raises Unavailable.
+        Returns fewer, or [], if there are not enough. Raises Unavailable.
         """
 
     def event(self, event_id: str) -> Event | None:
