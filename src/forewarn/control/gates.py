@@ -25,7 +25,7 @@ class GateService:
     A gate starts the events of several scopes on one host together. A release is stored first, then the events start,
     each scope in a commit of its own. If the process dies or the store fails after the first start, the other events
     start later. If nothing has started, the release is void: the gate is decided again, because its window may have
-    closed meanwhile. It runs its decisions with `transactions`, and reads and writes the store of that.
+    closed meanwhile. It runs its decisions with `transactions`, and reads and writes the store of `transactions`.
     """
 
     def __init__(self, transactions: ScopeTransactions) -> None:

@@ -39,8 +39,8 @@ class ScopeTransactions:
 
     A scope is the VMs that share one document, with their events. A decision is a pure function that takes a scope and
     its context (time, policy, released gates, faults, …) and returns the changed scope, or the same one. `run` makes
-    and commits one; those about one scope wait for each other. The owner passes each commit of the store to `on_commit`
-    of this object, of `placement` and of `faults`.
+    and commits one; decisions about the same scope wait for each other. The owner passes each commit of the store to
+    `on_commit` of this object, of `placement` and of `faults`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ScopeTransactions:
     def context_for(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> DecisionContext:
         """Return the context of a decision about this scope now, without destinations: no VM could move.
 
-        `planned` are the planned events that the decision applies; their gates count too. Changes nothing. Raises
+        `planned` are the planned events that the decision applies; their gates also count. Changes nothing. Raises
         Unavailable.
         """
         gates = [event.gate_id for event in scope.events if event.gate_id]
@@ -114,7 +114,7 @@ class ScopeTransactions:
     def load(self, scope_id: str) -> Scope:
         """Return the committed scope with exactly this id, with its present VMs and live events.
 
-        Raises NotFound if it does not exist, Unavailable.
+        Raises NotFound if it does not exist, or Unavailable.
         """
         scope = self.store.scope(scope_id)
         if scope is None:
@@ -131,11 +131,11 @@ class ScopeTransactions:
     ) -> Scope:
         """Decide on the committed scope and commit the result; return the decided scope, durably written.
 
-        It still has the version that was read, and the events that ended by the decision. `planned` are the planned
+        The scope still has the version that was read, and the events that the decision ended. `planned` are the planned
         events that the decision applies. `extra_commit` is committed in the same transaction, even if the scope does
         not change; without it an unchanged scope is not written. On a Conflict the scope is loaded and decided again,
-        up to 20 times in all, so `decision` may be called several times; then Conflict is raised. NotFound without such
-        a scope; Unavailable; errors of the decision pass through.
+        up to 20 times in all, so `decision` may be called several times; then Conflict is raised. Raises NotFound
+        without such a scope, or Unavailable; errors of the decision pass through.
         """
 
         async def attempt() -> Scope:
