@@ -74,7 +74,10 @@ def _json_value(arguments: Sequence[str]) -> str:
     help="Seed the random times of a run; the same seed repeats them.",
 )
 @click.option(
-    "--prepared", metavar="COMMAND", default="", help="Run this probe command; it succeeds once the handler has prepared."
+    "--prepared",
+    metavar="COMMAND",
+    default="",
+    help="Run this probe command; it succeeds once the handler has prepared.",
 )
 @click.option(
     "--recovered", metavar="COMMAND", default="", help="Run this probe command; it succeeds once the application works."

@@ -112,7 +112,7 @@ class MemoryStore(Store):
         )
 
     def enabled_scope_count(self) -> int:
-        """Return how many scopes are stored with an `enabled_at`, which only commits set or clear, not polls."""
+        """Return how many scopes are stored with an `enabled_at`, which polls neither set nor clear."""
         return sum(row.is_enabled for row in self._tables.scopes.values())
 
     def failed_writes(self) -> int:
