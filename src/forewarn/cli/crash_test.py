@@ -71,7 +71,7 @@ def _json_value(arguments: Sequence[str]) -> str:
     type=int,
     default=0,
     show_default=True,
-    help="Seed the random times of a run; the same seed repeats them.",
+    help="Use this seed for the random times of a run; the same seed repeats them.",
 )
 @click.option(
     "--prepared",
