@@ -14,8 +14,6 @@ COMMANDS = [
     ("power", "web", "off"),
     ("degrade", "h1"),
     ("fail", "h2"),
-    ("rollout", "start", "--scope", "db"),
-    ("rollout", "start", "--all-hosts", "--impact", "reboot"),
 ]
 
 
@@ -26,13 +24,6 @@ def test_a_dry_run_changes_nothing_and_shows_every_event(lab: Any, arguments: tu
     assert message["events"]
     assert "Nothing was changed." in lab.good(*arguments, "--dry-run")
     assert lab.json("history") == before
-
-
-def test_a_dry_run_shows_a_rollout_wave_by_wave(lab: Any) -> None:
-    text = lab.good("rollout", "start", "--scope", "db", "--impact", "reboot", "--dry-run")
-    assert "2 events over 2 VMs, in 2 batches, one update domain of a scope at a time." in text
-    lines = [line.split() for line in text.splitlines() if "Reboot" in line]
-    assert [line[:4] for line in lines] == [["1", "Reboot", "db-0", "0"], ["2", "Reboot", "db-1", "1"]]
 
 
 def test_a_dry_run_says_why_there_is_no_event(lab: Any) -> None:

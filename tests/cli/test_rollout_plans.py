@@ -112,3 +112,13 @@ def test_a_plan_in_a_pipe_fits_into_100_columns(lab: Any) -> None:
 
 def test_a_rollout_starts_from_a_file_that_is_named_without_an_option(lab: Any, file: Path) -> None:
     assert "wave 1 of 2: canary" in " ".join(lab.good("rollout", "start", str(file), "--no-wait").split())
+
+
+def test_a_dry_run_of_a_start_is_the_plan(lab: Any) -> None:
+    lab.good("budget", "set", "all", "--at-most", "1")
+    lab.good("rollout", "start", "--everything", "--impact", "reboot")  # reserves what the budget allows
+    options = ("--everything", "--canary", "1")
+    text = " ".join(lab.good("rollout", "start", "--dry-run", *options).split())
+    assert "It would not finish, so later times are missing" in text
+    assert 'the budget "all" allows 1 of' in text
+    assert lab.json("rollout", "start", "--dry-run", *options).keys() == lab.json("rollout", "plan", *options).keys()

@@ -14,7 +14,7 @@ from forewarn.cli.formatting import count_noun, local_time
 from forewarn.cli.invocation import Invocation, duration, service_command
 from forewarn.cli.output import Cell, bold, dim, join_text
 from forewarn.cli.request import short_notice_option, wait_option
-from forewarn.cli.request_output import dry_run_option, show_preview
+from forewarn.cli.request_output import dry_run_option
 from forewarn.cli.rollout import print_rollout, rollout, rollout_title, wait_for_rollout
 from forewarn.core.rollout_file import parse_deadline
 from forewarn.errors import Rejected
@@ -111,7 +111,7 @@ def start(call: Invocation, wait: bool, dry_run: bool, path: str | None, file: s
         raise Rejected(f"two rollout files are given, {path} and {file}: give only one of them")
     body = _body(call, path if file is None else file, options)
     if dry_run:
-        show_preview(call, call.api.post("rollouts", "preview", body=body))
+        _print_plan(call, call.api.post("rollouts", "plan", body=body))
         return 0
     view = call.api.post("rollouts", body=body)
     if wait:
@@ -138,7 +138,10 @@ def plan(call: Invocation, file: str | None, **options: Any) -> None:
     target or several, wrong waves or windows, a blackout or deadline without a window, a file that cannot be read, or
     options beside one; NotFound for an unknown target; Refused if a VM has no host to move to.
     """
-    view = call.api.post("rollouts", "plan", body=_body(call, file, options))
+    _print_plan(call, call.api.post("rollouts", "plan", body=_body(call, file, options)))
+
+
+def _print_plan(call: Invocation, view: JsonObject) -> None:
     if call.output.as_json:
         call.output.print_json(view)
         return
