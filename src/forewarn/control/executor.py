@@ -340,6 +340,9 @@ class ActExecutor:
         heapq.heappush(self._due, (at, self._order, act_id))
 
     async def _perform(self, act: Act) -> ActDone | ActUnderWay:
+        # A host may have failed by a commit between the creation of this task and its first step: wait as if not due.
+        if self._needs_failed_host(act):
+            return ActUnderWay(at=self._clock.now())
         async with asyncio.timeout(self._retry.timeout_s):
             return await self._hypervisor.perform(act, self._clock.now())
 
