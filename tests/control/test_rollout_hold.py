@@ -93,6 +93,42 @@ def test_a_rollout_publishes_nothing_during_a_hold(world: World) -> None:
     assert len(world.events(EventState.SCHEDULED)) == 2
 
 
+def test_what_is_planned_but_not_published_when_a_hold_or_pause_comes_is_published_after_it(world: World) -> None:
+    requests = world.control.rollout_requests
+    request = world.do(requests.start(ON_BOTH, who="ann"))
+    world.do(world.control.rollouts.reconcile())
+    assert world.store.planned()
+    hold(world)
+    assert world.events() == []
+    lift(world)
+    published = {name for event in world.events() for name in event.vms}
+    assert published
+    world.do(requests.change_state(request.id, RolloutState.ABORTED, who="ann"))
+    world.settle()
+
+    second = world.do(requests.start(ON_BOTH, who="ann"))
+    world.do(world.control.rollouts.reconcile())
+    world.do(requests.change_state(second.id, RolloutState.PAUSED, who="ann"))
+    world.settle()
+    assert world.store.events(request_id=second.id) == []
+    world.do(requests.change_state(second.id, RolloutState.RUNNING, who="ann"))
+    world.settle()
+    assert {name for event in world.store.events(request_id=second.id) for name in event.vms} == published
+
+
+def test_an_event_that_came_due_while_a_hold_could_not_be_stored_starts_all_the_same(world: World) -> None:
+    assert isinstance(world.store, MemoryStore)
+    start(world, ON_H0)
+    world.store.fail_next(Unavailable("the disk is full"))
+    with pytest.raises(Unavailable):
+        hold(world)
+    world.settle()
+    assert world.control.rollouts.hold is None
+    assert not world.control.rollouts.holds.is_lifting
+    world.advance(7200)
+    assert {name for event in started(world) for name in event.vms} == {"web-0", "db"}
+
+
 def test_an_approved_event_starts_during_a_hold(world: World) -> None:
     start(world, Rollout(impact=RolloutImpact.MIGRATE, hosts=("h1",)))
     hold(world)

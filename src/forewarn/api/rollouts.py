@@ -159,7 +159,8 @@ async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
 async def _set_progress(context: RequestContext, call: HandlerCall, progress: RolloutState) -> RolloutView:
     request = context.find_rollout(call.path_params["id"])
     await context.control.rollout_requests.change_state(request.id, progress, who=context.caller_name)
-    await context.wait_for_reconciler()
+    if progress is not RolloutState.PAUSED:  # a pause needs no pass, and one may take long just then
+        await context.wait_for_reconciler()
     return rollout_view(context, request.id)
 
 

@@ -16,7 +16,12 @@ from forewarn.control.faults import FaultService
 from forewarn.control.gates import GateService
 from forewarn.control.replays import ReplayService
 from forewarn.control.rollouts import RolloutService
-from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope, run_concurrently
+from forewarn.control.scope_transactions import (
+    MAX_CONCURRENT_SCOPES,
+    ScopeTransactions,
+    group_by_scope,
+    run_concurrently,
+)
 from forewarn.core.acts import vms_needing_destination
 from forewarn.core.cause import verb_noun
 from forewarn.core.commit import Commit
@@ -27,7 +32,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.host_failure import outcome_on_failed_host
 from forewarn.core.planning import apply_planned_event
 from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope, record_act_outcome
-from forewarn.core.request import PlannedEvent
+from forewarn.core.request import PlannedEvent, RolloutState
 from forewarn.core.scope import Scope
 from forewarn.duration import duration_text
 from forewarn.errors import Conflict, Refused, Unavailable, full_message
@@ -283,14 +288,40 @@ class Reconciler:
         self._has_unapplied = False  # before reading, so that requests accepted during the commit set it again
         try:
             waiting = group_by_scope(self._store.planned(), lambda planned: planned.scope_id)
-            await run_concurrently(
-                self._transactions.run(s, _applying_decision(p), planned=p, extra_commit=_applied_commit(p))
-                for s, p in waiting.items()
-            )
+            scopes = list(waiting.items())
+            for at in range(0, len(scopes), MAX_CONCURRENT_SCOPES):
+                # Per batch, so that a pause waits for one batch only.
+                async with self._transactions.publication_lock:
+                    await run_concurrently(
+                        self._transactions.run(
+                            s, self._applying_decision(p), planned=p, extra_commit=_applied_commit(p)
+                        )
+                        for s, p in scopes[at : at + MAX_CONCURRENT_SCOPES]
+                    )
         except BaseException:
             self._has_unapplied = True
             raise
         return bool(waiting)
+
+    def _applying_decision(self, planned: list[PlannedEvent]) -> Callable[[Scope, DecisionContext], Scope]:
+        def decision(scope: Scope, context: DecisionContext) -> Scope:
+            for item in planned:
+                # Dropped, not kept: when the rollout goes on, it plans from what is true by then.
+                if self._is_rollout_stopped(item.request_id, context):
+                    continue
+                try:
+                    scope = apply_planned_event(scope, item, context)
+                except Refused as error:
+                    scope = scope.with_entries(_skipped_entry(item, full_message(error), context.now))
+            return scope
+
+        return decision
+
+    def _is_rollout_stopped(self, request_id: str, context: DecisionContext) -> bool:
+        request = self._store.request(request_id)
+        if request is None or request.rollout is None:
+            return False
+        return bool(context.hold) or request.rollout.progress is not RolloutState.RUNNING
 
     async def _end_acts_on_failed_hosts(self) -> bool:
         """Reconcile the scopes with acts that need a failed host; their VMs may have no event of the failure."""
@@ -337,18 +368,6 @@ def _resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)
-
-
-def _applying_decision(planned: list[PlannedEvent]) -> Callable[[Scope, DecisionContext], Scope]:
-    def decision(scope: Scope, context: DecisionContext) -> Scope:
-        for item in planned:
-            try:
-                scope = apply_planned_event(scope, item, context)
-            except Refused as error:
-                scope = scope.with_entries(_skipped_entry(item, full_message(error), context.now))
-        return scope
-
-    return decision
 
 
 def _applied_commit(planned: Sequence[PlannedEvent]) -> Commit:

@@ -26,18 +26,20 @@ class RolloutHoldService:
     that it held. The constructor reads the stored hold; it and every change set `transactions.hold_reason`, for
     decisions. Setting and lifting a hold are each stored in one commit with a history entry, so a webhook that follows
     the history gets a message about each. `on_lifted` is called when the scopes that a lifted hold has held were
-    checked again; it must not block.
+    checked again; it must not block. `wake` makes the reconciler begin a pass.
     """
 
-    def __init__(self, transactions: ScopeTransactions, *, on_lifted: Callable[[], None]) -> None:
+    def __init__(
+        self, transactions: ScopeTransactions, *, on_lifted: Callable[[], None], wake: Callable[[], None]
+    ) -> None:
         self._transactions = transactions
         self._store = transactions.store
         self._on_lifted = on_lifted
+        self._wake = wake
         self._lock = asyncio.Lock()  # a new hold waits until the last one is lifted completely
-        raw = self._store.load(ROLLOUT_HOLD_NAME)
         self.hold: RolloutHold | None = None
         self.is_lifting = False
-        self._follow(_decode(raw) if raw is not None else None)
+        self._follow(self._stored())
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Take over the hold that a commit has stored, if any. Called for every commit with `saved`, in order.
@@ -64,7 +66,17 @@ class RolloutHoldService:
             if self.hold is not None:
                 raise Refused(f"all rollouts are on hold already ({self.hold.reason}): lift that hold first")
             hold = RolloutHold(reason=reason, who=who, at=self._transactions.clock.now())
-            await self._commit_hold(hold, EntryKind.PAUSED, f"all rollouts are on hold: {reason}", who)
+            # The store writes in order: what was decided before this line is stored before the hold, and every later
+            # decision knows the hold. So nothing is published or started after the caller has its answer.
+            self._transactions.hold_reason = reason
+            try:
+                await self._commit_hold(hold, EntryKind.PAUSED, f"all rollouts are on hold: {reason}", who)
+            except BaseException:
+                if self.hold is None:  # decide again what was held meanwhile
+                    self._transactions.hold_reason = ""
+                    self.is_lifting = True
+                    self._wake()
+                raise
         return hold
 
     async def lift_hold(self, *, who: str) -> RolloutHold:
@@ -97,9 +109,16 @@ class RolloutHoldService:
             gates = Commit(wake_gates=tuple(sorted({event.gate_id for event in events if event.gate_id})))
             await self._transactions.run(scope_id, reconcile_scope, extra_commit=gates)
         self._on_lifted()
-        await self._store.save(ROLLOUT_HOLD_NAME, msgspec.json.encode(None))
-        self._follow(None)
+        stored = self._stored()
+        if stored is not None and stored.is_lifted:  # not if it could not be stored, or is stored only now
+            await self._store.save(ROLLOUT_HOLD_NAME, msgspec.json.encode(None))
+            stored = None
+        self._follow(stored)
         return True
+
+    def _stored(self) -> RolloutHold | None:
+        raw = self._store.load(ROLLOUT_HOLD_NAME)
+        return _decode(raw) if raw is not None else None
 
     def _follow(self, stored: RolloutHold | None) -> None:
         """Take over what is stored."""

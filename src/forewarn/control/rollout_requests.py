@@ -143,7 +143,8 @@ class RolloutRequestService:
             changed = replace(request, rollout=rollout)
             text = f"rollout {request.id} {verb} by {who}"
             entry = HistoryEntry(at=now, what=what, who=who, text=text, request_id=request.id)
-            await self._store.commit(Commit(requests=(changed,), entries=(entry,)))
+            async with self._transactions.publication_lock:  # publications before it are stored, later ones see it
+                await self._store.commit(Commit(requests=(changed,), entries=(entry,)))
             return changed
 
         return await retry_on_conflict(attempt, f"rollout {request_id}")

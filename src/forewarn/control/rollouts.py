@@ -101,7 +101,7 @@ class RolloutService:
             self._index_targets(request)
         self.health = HealthCheckService(store=self._store, clock=transactions.clock, prober=prober, wake=wake)
         self._awaits_checks: set[str] = set()  # ids of the rollouts that publish nothing because of their checks
-        self.holds = RolloutHoldService(transactions, on_lifted=self._check_all_open)
+        self.holds = RolloutHoldService(transactions, on_lifted=self._check_all_open, wake=wake)
 
     @property
     def hold(self) -> RolloutHold | None:

@@ -29,7 +29,7 @@ from forewarn.store.interface import AppliedCommit, Store
 Decision = Callable[[Scope, DecisionContext], Scope]  # a pure function that returns the changed scope
 EMPTY_COMMIT = Commit()  # compared by identity
 _MAX_ATTEMPTS = 20
-_MAX_CONCURRENT_SCOPES = 256  # scopes decided concurrently, so that the store can commit them together
+MAX_CONCURRENT_SCOPES = 256  # scopes decided concurrently, so that the store can commit them together
 _MAX_CACHED_GATES = 10_000
 T = TypeVar("T")
 
@@ -53,7 +53,8 @@ class ScopeTransactions:
         self.faults = faults
         self.destination_hints: Callable[[], DestinationHints] = lambda: NO_HINTS  # what the hypervisor knows of hosts
         self.host_silences: Callable[[], Mapping[str, HostSilence]] = dict  # of hosts whose node is or was silent
-        self.hold_reason = ""  # why all rollouts are on hold; "": they are not
+        self.hold_reason = ""  # why all rollouts are on hold, or will be once it is stored; "": they are not
+        self.publication_lock = asyncio.Lock()  # no rollout publishes while one of them is being paused or aborted
         self.resumed_at: float | None = None  # when this process found an earlier one's state; starts the grace period
         # Callers in this process wait for each other per scope; writers in other processes cause Conflicts.
         self._scope_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -205,8 +206,8 @@ async def run_concurrently(decisions: Iterable[Coroutine[Any, Any, object]]) -> 
     """
     waiting = list(decisions)
     failure: BaseException | None = None
-    for at in range(0, len(waiting), _MAX_CONCURRENT_SCOPES):
-        results = await asyncio.gather(*waiting[at : at + _MAX_CONCURRENT_SCOPES], return_exceptions=True)
+    for at in range(0, len(waiting), MAX_CONCURRENT_SCOPES):
+        results = await asyncio.gather(*waiting[at : at + MAX_CONCURRENT_SCOPES], return_exceptions=True)
         failure = failure or next((r for r in results if isinstance(r, BaseException)), None)
     if failure is not None:
         raise failure
