@@ -56,13 +56,7 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def check_commands(commands: Mapping[str, CommandSpec]) -> None:
-    """Raise Rejected if a command has an unknown verb, no program, or a timeout that is not above 0.
-
-    Also raises it if the command's `steps` lack release (as empty steps do), or have a step other than prepare,
-    release, activate, undo and return. `commands` has the commands by verb, in lower case; the key `*` is the command
-    of all verbs that have none of their own. `check` is not validated. Runs nothing, and does not look for the
-    programs.
-    """
+    """Raise Rejected if a command of the settings is wrong. Runs nothing, and does not look for the programs."""
     for name, spec in commands.items():
         if name != ANY_VERB and name not in list(Verb):
             raise Rejected(
@@ -82,11 +76,8 @@ def check_commands(commands: Mapping[str, CommandSpec]) -> None:
 class CommandHypervisor:
     """Performs each act with the operator's command for its verb, and records each run in a journal.
 
-    A command that began and was not seen to end, because the service was interrupted, runs again, unless its check says
-    that the act was done. `commands` has the commands by verb, with `*` for all other verbs. `directory`, created if
-    missing, holds the journal, and the output of commands until they end. One `perform` waits at most `perform_wait_s`
-    of real time. The constructor raises Rejected if a command is wrong or the journal cannot be used, OSError if the
-    directory cannot be created.
+    A command that began and was not seen to end runs again, unless its check says that the act was done. `commands` is
+    by verb, with `*` for all other verbs. One `perform` waits at most `perform_wait_s` of real time.
     """
 
     def __init__(
@@ -113,29 +104,14 @@ class CommandHypervisor:
         return "[commands.{verb}]"
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Start the command of this act and wait for it for `perform_wait_s`, or return its recorded outcome.
-
-        If the command is still running then, returns ActUnderWay, and the next call waits again. The act fails (ActDone
-        with `ok` False) if its verb has no command, or if the command cannot be started, ends with a code other than 0,
-        or is killed after its `timeout_s`. If an earlier service started the command and did not see its end, first
-        waits for that run to end or kills it; then the check decides whether the command runs again; it does if there
-        is none.
-        Raises Unavailable if the check cannot say whether the act was done, or if that earlier run does not end;
-        ActNotTried if the journal cannot be used. `now` is lab time.
-        """
         return await self._perform(act, "", now)
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Perform this step of a move to or from another host, if the act's command has the step.
 
         Steps that the command does not have succeed at once, except RETURN, which fails because the VM may be on the
-        destination. A RELEASE that succeeds hands over `release_of` the act. WITHDRAW always succeeds, and makes a
-        later RELEASE fail; if a RELEASE is on record, WITHDRAW waits for it, and hands over the release if it was
-        given. FENCE always fails, and so do RELEASE after RETURN, ACTIVATE after UNDO and UNDO after ACTIVATE. By
-        default a command performs a whole move in RELEASE, on the source; if the source was fenced (`given.release`),
-        in ACTIVATE, on the destination. A verb without a command fails. Waits for the command for `perform_wait_s`,
-        then reports that the step is under way. Raises Unavailable if it is not known whether the step was done,
-        ActNotTried if the journal cannot be used. `now` is lab time.
+        destination. By default a command performs a whole move in RELEASE, on the source; if the source was fenced, in
+        ACTIVATE, on the destination.
         """
         done = StepReport.of(ActDone(True))
         match step:
@@ -216,11 +192,6 @@ class CommandHypervisor:
         return task.result()
 
     async def close(self) -> None:
-        """Stop waiting for commands and close the journal; may be called twice.
-
-        Running commands continue, and the next service finds them in the journal. Call nothing else afterwards: the
-        other methods raise ActNotTried.
-        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -292,13 +263,7 @@ class CommandHypervisor:
 
 
 def command_input(act: Act, step: str = "") -> dict[str, str]:
-    """Return what a command is told about its act, by key; all values are text.
-
-    The command gets each value as FOREWARN_KEY in its environment (the key in upper case), beside the service's own
-    variables, and all as JSON on stdin. The keys are act (its id), vm (the name), key (of the VM), verb, kind (the
-    event type; "" if the verb has none), event (the id), host (where the VM is), to_host ("": none), duration (in
-    seconds; -1: not known) and step (of a move between host nodes, which has an act id of its own; "": the whole act).
-    """
+    """Return what a command is told about its act: FOREWARN_KEY in its environment, and JSON on stdin."""
     return {
         "act": act.id,
         "vm": act.name,

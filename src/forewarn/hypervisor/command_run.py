@@ -50,10 +50,7 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRun:
-    """A command that `CommandRun.start` has started: its process and its output file.
-
-    The command does not depend on this object, and runs on if the service ends.
-    """
+    """A started command. It does not depend on this object, and runs on if the service ends."""
 
     pid: int  # also the id of its session and process group
     started: str  # the process's start time, in clock ticks since boot; "": it had already ended
@@ -61,12 +58,10 @@ class CommandRun:
 
     @classmethod
     def start(cls, argv: tuple[str, ...], *, environment: Mapping[str, str], stdin: bytes, output: Path) -> CommandRun:
-        """Start the command in a session of its own, and return at once. Raises OSError if that fails.
+        """Start the command in a session of its own, and return at once.
 
-        `environment` is the command's whole environment; the program is looked up in this process's PATH. `stdin` must
-        fit into a pipe's buffer (64 KiB): a longer one blocks for ever. Stdout and stderr go to the file `output`,
-        which is replaced; its directory is created. The command and its children hold a lock on the file, which shows,
-        even to a restarted service, that one of them still runs.
+        `stdin` must fit into a pipe's buffer (64 KiB): a longer one blocks for ever. The command and its children hold
+        a lock on the file `output`, which shows, even to a restarted service, that one of them still runs.
         """
         with ExitStack() as stack:
             read_end, write_end = os.pipe()
@@ -88,10 +83,8 @@ class CommandRun:
     async def wait(self, *, within_s: float) -> CommandResult:
         """Wait for the end of the command, and return its exit code and the end of its output.
 
-        Deletes the output file. After `within_s` seconds of real time, kills the command with its process group, and
-        waits until it is gone; the result's `code` is then None. Meanwhile an output file above 1 MiB is cut to its
-        end. Only the process that started the command may wait, and it may not wait again after a result
-        (ChildProcessError). If the wait is cancelled, the command goes on, and its starter may wait again.
+        After `within_s` seconds the command is killed with its process group (`code` None). If the wait is cancelled,
+        the command goes on, and its starter may wait again.
         """
         deadline = asyncio.get_running_loop().time() + within_s
         interval_s = 0.005
@@ -138,11 +131,7 @@ class CommandRun:
 
 
 def kill_process_group(pid: int) -> None:
-    """Kill (SIGKILL) a command and its children that stayed in its process group.
-
-    `pid` is the command's process id. Does not wait for the end. Raises nothing if the group is gone, or belongs to
-    another user.
-    """
+    """Kill (SIGKILL) a command and its children that stayed in its process group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -168,12 +157,7 @@ def _is_locked(output: Path) -> bool:
 
 
 async def end_orphaned_command(record: CommandRunRecord, output: Path, *, within_s: float) -> bool:
-    """Wait for a command that an earlier service started, or kill it; return whether it is gone.
-
-    `record` is its entry in the journal. After `within_s` seconds of real time the command is killed, and has 10
-    seconds more to end. If the earlier service died before it recorded the process (`pid` 0), the command cannot be
-    killed, and the lock on its file `output` says whether it, or a child of it, runs. `output` is not deleted.
-    """
+    """Wait for a command that an earlier service started, or kill it; return whether it is gone."""
     if not record.pid:
         return await _wait_until_unlocked(output, within_s=within_s)
     if await wait_for_process_exit(record.pid, record.started, within_s=within_s):
@@ -205,10 +189,8 @@ class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
 class CommandRunJournal:
     """The journal of the commands that performed acts, a SQLite file. Writes are durable on return.
 
-    If the file cannot be used, the constructor, which creates it, raises Rejected, and later calls raise ActNotTried.
-    Each act has at most one entry, about its latest run; `begin` deletes entries that have an outcome and began over 30
-    days of lab time ago. Calls block. For each run, call `begin`, then `record_process`, then `end`. `path` is the
-    file.
+    For each run, call `begin`, then `record_process`, then `end`. Calls block, and raise ActNotTried if the file cannot
+    be used. Entries that ended are deleted 30 days of lab time after they began.
     """
 
     def __init__(self, path: Path) -> None:
@@ -227,44 +209,24 @@ class CommandRunJournal:
             ) from error
 
     def find(self, act_id: str) -> CommandRunRecord | None:
-        """Return the entry of this act; None if it has none, or its entry was deleted as old.
-
-        Raises ActNotTried if the journal cannot be used.
-        """
         rows = self._execute("SELECT act_id, begun_at, pid, started, ok, note FROM attempt WHERE act_id = ?", act_id)
         values = dict(zip(CommandRunRecord.__struct_fields__, rows[0], strict=True)) if rows else None
         return msgspec.convert(values, CommandRunRecord, strict=False) if values else None
 
     def begin(self, act_id: str, now: float) -> None:
-        """Record at lab time `now` that the command is about to start: from then on it may have an effect.
-
-        Replaces the act's earlier entry, and deletes finished entries that began over 30 days of lab time ago. Raises
-        ActNotTried if the journal cannot be used.
-        """
+        """Record at lab time `now` that the command is about to start: from then on it may have an effect."""
         self._execute("DELETE FROM attempt WHERE ok IS NOT NULL AND begun_at < ?", now - _RETENTION_S)
         self._execute("INSERT OR REPLACE INTO attempt VALUES (?, ?, 0, '', NULL, '')", act_id, now)
 
     def record_process(self, act_id: str, pid: int, started: str) -> None:
-        """Record the process (`pid`) of the command of this act. Does nothing if the act has no entry.
-
-        `started` is what `process_start_time` returned for it. Raises ActNotTried if the journal cannot be used.
-        """
+        """Record the process (`pid`) of the command of this act. Does nothing if the act has no entry."""
         self._execute("UPDATE attempt SET pid = ?, started = ? WHERE act_id = ?", pid, started, act_id)
 
     def end(self, act_id: str, *, ok: bool, note: str) -> None:
-        """Record the outcome of the command of this act, in place of an earlier one.
-
-        `ok` says whether the act succeeded, `note` is for people. Does nothing if the act has no entry. Raises
-        ActNotTried if the journal cannot be used.
-        """
         self._execute("UPDATE attempt SET ok = ?, note = ? WHERE act_id = ?", ok, note, act_id)
 
     def fail_without_run(self, act_id: str, now: float, *, note: str) -> None:
-        """Record at lab time `now` that the act has failed, although no command ran for it now.
-
-        `note` says why, for people. If the act has an entry, its time and process stay, and an earlier outcome is
-        replaced. Raises ActNotTried if the journal cannot be used.
-        """
+        """Record at lab time `now` that the act has failed, although no command ran for it now."""
         self._execute(
             "INSERT INTO attempt VALUES (?, ?, 0, '', 0, ?)"
             " ON CONFLICT (act_id) DO UPDATE SET ok = excluded.ok, note = excluded.note",

@@ -18,20 +18,14 @@ from forewarn.errors import Unavailable
 
 
 class ActDone(msgspec.Struct, frozen=True):
-    """The answer of `Hypervisor.perform`: the act is over. Performing it again returns the same outcome.
-
-    That holds after reopening with other settings too, until the hypervisor forgets acts that ended long ago.
-    """
+    """The act is over. Performing it again returns the same outcome, until it is forgotten as old."""
 
     ok: bool  # False: the act failed
     note: str = ""  # for people, in the history: what happened, or why it failed
 
 
 class ActUnderWay(msgspec.Struct, frozen=True):
-    """The answer of `Hypervisor.perform`: the act is not over yet.
-
-    Perform it again, with the same id, at lab time `at` or later.
-    """
+    """The act is not over yet: perform it again, with the same id, at lab time `at` or later."""
 
     at: float  # lab time
     note: str = ""  # for people: progress, or what it waits for
@@ -42,42 +36,30 @@ class ActNotTried(Unavailable):
     """A local problem, such as a full disk, prevented an attempt to perform an act or to record it.
 
     The attempt does not count as one: the act is performed again later, however often this happens.
-    `Hypervisor.perform`, steps of moves, and the files in which hypervisors record acts raise it.
     """
 
 
 class Hypervisor(Protocol):
-    """Performs acts on VMs, each at most once. Implementations pass the suite in `forewarn.conformance`.
-
-    An act is one operation on one VM. `perform` starts an act, known by its id, or says how it is going; it is called
-    again until the act is done. `close` releases everything.
-    """
+    """Performs acts on VMs, each at most once. Implementations pass the suite in `forewarn.conformance`."""
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start this act, or return how it is going; does not wait for lab time to pass.
 
         An act, known by its id, takes effect at most once, however often this is called, even concurrently or after
         reopening; but an operator's command without a check runs again if the service did not see its end. While
-        another call for the VM runs, the answer may only be ActUnderWay. `now` is lab time. The answer is ActDone once
-        the act is over, with `ok` False if it failed, and ActUnderWay before. Raises Unavailable if the outcome is
-        unknown: call it again later; ActNotTried if the attempt does not count.
+        another call for the VM runs, the answer may only be ActUnderWay. Unavailable means that the outcome is unknown:
+        call it again later.
         """
 
     async def close(self) -> None:
-        """Release connections, files and tasks; may be called twice. Call nothing else afterwards.
-
-        Of the acts under way, operators' commands, acts of supervisors, and migrations that hosts run themselves go on;
-        all others stay as they are. A hypervisor opened later finds them by their ids.
-        """
+        """Release connections, files and tasks; may be called twice. A later hypervisor finds acts under way."""
 
 
 @runtime_checkable
 class ObservingHypervisor(Protocol):
     """A hypervisor whose hosts can list their VMs.
 
-    It reports, and decides nothing; `control.unannounced_changes` compares the reports with the fleet and records what
-    differs. One call of `observe` lists all VMs of one of the `observed_hosts` (names), which is to be done every
-    `observe_interval_s` seconds of real time, and at once for each host that `changed_hosts` yields.
+    It reports, and decides nothing; `control.unannounced_changes` compares the reports with the fleet.
     """
 
     @property
@@ -89,16 +71,10 @@ class ObservingHypervisor(Protocol):
         """How many seconds of real time to wait between two observations of a host; 0: never observe."""
 
     async def observe(self, host: str) -> HostObservation:
-        """Return what a host reports about all its VMs, or why it does not answer. Changes nothing.
-
-        A host that does not answer, refuses, or is not in the settings raises nothing: the result's `problem` says why.
-        Raises Unavailable if the hypervisor cannot tell which VMs it is acting on itself, or cannot ask the host now;
-        in a cluster it waits without a limit while the host's node is silent.
-        """
+        """Return what a host reports about all its VMs, or in `problem` why it does not answer."""
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
         """Yield the name of a host whenever its VMs may have changed, as a reason to observe it at once.
 
-        It goes on until it is closed. Several changes may be yielded as one. Changes that happen while nobody iterates,
-        or while the host does not answer, may not be yielded.
+        Several changes may be yielded as one, and changes while nobody iterates not at all.
         """

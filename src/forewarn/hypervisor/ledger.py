@@ -53,10 +53,7 @@ _HOST_LEAVING_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of one act on one VM, as the simulated hypervisor records it. Times are lab time.
-
-    It is under way from `begun_at`. `ended` stays False until a perform at `ends_at` or later sees the end.
-    """
+    """The effect of one act on one VM; `ended` stays False until a perform at `ends_at` or later sees the end."""
 
     act_id: str  # of the act, or `ACT/STEP` for a step of a move
     vm: str  # the VM's key
@@ -78,13 +75,11 @@ class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EffectLedger:
-    """The simulated hypervisor's record of effects on VMs, at most one per act id.
+    """The simulated hypervisor's record of effects on VMs, at most one per act id, in a SQLite file or in memory.
 
-    It is durable in a SQLite file, or in memory. It also has the outcomes of acts that ended without an effect. Of what
-    has ended, it keeps at least the newest 100,000 entries and those of the last day of lab time. Open it with
-    `EffectLedger.open`; the caller must close it. Calls without `await` block, and are safe from any thread. Reads and
-    writes raise ActNotTried if the ledger cannot be used now. `connection` is the open database, `name` its file or
-    `:memory:` for messages.
+    It keeps at least the newest 100,000 ended entries and those of the last day of lab time; an act whose effect was
+    deleted can have one again. Calls without `await` block, and are safe from any thread. All raise ActNotTried if the
+    ledger cannot be used.
     """
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
@@ -97,10 +92,7 @@ class EffectLedger:
 
     @classmethod
     def open(cls, path: Path | None) -> EffectLedger:
-        """Open the ledger in this file, created if missing, and return it; None: in memory.
-
-        Raises Rejected if the file is not a ledger, Unavailable if it cannot be opened.
-        """
+        """Open the ledger in this file, created if missing, and return it; None: in memory."""
         name = str(path) if path else _IN_MEMORY
         return cls(_connect(name), name)
 
@@ -113,10 +105,7 @@ class EffectLedger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Return a context manager that commits what the block writes at its end, or nothing after an error.
-
-        Other threads wait meanwhile. It cannot be nested. Raises ActNotTried if the ledger cannot be written.
-        """
+        """Return a context manager that commits what the block writes at its end, or nothing after an error."""
         with self._lock:
             self._execute("BEGIN IMMEDIATE")
             try:
@@ -127,12 +116,10 @@ class EffectLedger:
                     self._execute("ROLLBACK")
 
     async def write_in_group(self, write: Callable[[], T]) -> T:
-        """Run `write` in a transaction, and return its result, or raise its error, once that is durable.
+        """Run `write` in a transaction, and return its result once that is durable.
 
-        Concurrent calls share a commit. `write` may run in another thread, and run again if another call causes a
-        rollback, so it must change only the ledger, and must not use `transaction`. If this call is cancelled, `write`
-        may still take effect. Raises ActNotTried if the ledger cannot be written. A ledger in memory runs `write` at
-        once, in this thread.
+        Concurrent calls share a commit. `write` may run in another thread, and again if another call causes a rollback,
+        so it must change only the ledger. If this call is cancelled, `write` may still take effect.
         """
         if self._name == _IN_MEMORY:
             with self.transaction():
@@ -170,10 +157,7 @@ class EffectLedger:
         return [self._run_writes([write])[0] for write in writes]
 
     def count_perform(self, act_id: str) -> int:
-        """Count one `perform` of this act, and return how many there were, this one included.
-
-        Raises ActNotTried if the ledger cannot be written.
-        """
+        """Count one `perform` of this act, and return how many there were, this one included."""
         rows = self._execute(
             "INSERT INTO act (act_id, performs) VALUES (?, 1)"
             " ON CONFLICT DO UPDATE SET performs = performs + 1 RETURNING performs",
@@ -182,12 +166,7 @@ class EffectLedger:
         return int(rows[0][0])
 
     def record_effect(self, effect: Effect) -> bool:
-        """Record an effect and return True; if its act already has one, count a repeat and return False.
-
-        From time to time it deletes old effects that ended: all but the newest 100,000 and those of the last day of lab
-        time; an act whose effect was deleted can have one again. Raises ActNotTried if the ledger cannot be written
-        now.
-        """
+        """Record an effect and return True; if its act already has one, count a repeat and return False."""
         values = [getattr(effect, name) for name in _EFFECT_COLUMNS.split(", ")]
         placeholders = ", ".join("?" * len(values))
         insert = f"INSERT INTO effect ({_EFFECT_COLUMNS}) VALUES ({placeholders}) ON CONFLICT DO NOTHING RETURNING seq"
@@ -208,11 +187,7 @@ class EffectLedger:
         self._execute(f"DELETE {old}", up_to_seq, before)
 
     def record_outcome(self, act_id: str, done: ActDone, at: float) -> None:
-        """Record how an act ended without an effect at lab time `at`; its first outcome stays.
-
-        From time to time it deletes old outcomes: all but the newest 100,000 and those of the last day of lab time.
-        Raises ActNotTried if the ledger cannot be written.
-        """
+        """Record how an act ended without an effect at lab time `at`; its first outcome stays."""
         insert = "INSERT INTO outcome (act_id, at, ok, note) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING seq"
         rows = self._execute(insert, act_id, at, done.ok, done.note)
         if rows and rows[0][0] % _PRUNE_INTERVAL == 0:
@@ -221,45 +196,27 @@ class EffectLedger:
             self._execute(f"DELETE {old}", *limits)
 
     def find_outcome(self, act_id: str) -> ActDone | None:
-        """Return how this act ended without an effect; None if it had an effect, or is not known.
-
-        An outcome that was deleted as old is not known. Raises ActNotTried if the ledger cannot be read.
-        """
+        """Return how this act ended without an effect; None if it had an effect, or is not known."""
         rows = self._execute("SELECT ok, note FROM outcome WHERE act_id = ?", act_id)
         return ActDone(ok=bool(rows[0][0]), note=rows[0][1]) if rows else None
 
     def mark_ended(self, act_id: str) -> None:
-        """Record that the effect of this act has ended; does nothing if the act has none.
-
-        Raises ActNotTried if the ledger cannot be written.
-        """
+        """Record that the effect of this act has ended; does nothing if the act has none."""
         self._execute("UPDATE effect SET ended = 1 WHERE act_id = ?", act_id)
 
     def find(self, act_id: str) -> Effect | None:
-        """Return the effect of this act, ended or under way; None if it has none, or it was deleted as old.
-
-        Raises ActNotTried if the ledger cannot be read.
-        """
         rows = self._execute(f"{_SELECT_EFFECTS} WHERE act_id = ?", act_id)
         return _effect_from_row(rows[0]) if rows else None
 
     def effects(self, vm: str | None = None) -> list[Effect]:
-        """Return all effects in the order they began, ended or not, or only those on `vm` (a key).
-
-        Effects that were deleted as old are left out; [] if there are none. Raises ActNotTried if the ledger cannot be
-        read.
-        """
+        """Return all effects in the order they began, ended or not, or only those on `vm` (a key)."""
         return [
             _effect_from_row(row)
             for row in self._execute(f"{_SELECT_EFFECTS} WHERE ? IS NULL OR vm = ? ORDER BY seq", vm, vm)
         ]
 
     def vm_history(self, vm: str) -> VmHistory:
-        """Return how often this VM (by key) booted, and the host it is on, from the effects that ended.
-
-        For an unknown VM: no boots and no host. Effects that were deleted as old do not count. Raises ActNotTried if
-        the ledger cannot be read.
-        """
+        """Return how often this VM (by key) booted, and the host it is on, from the effects that ended."""
         ended = sorted((e for e in self.effects(vm) if e.ended), key=lambda e: e.ends_at)
         host = ""
         for effect in ended:
@@ -268,10 +225,7 @@ class EffectLedger:
 
     @property
     def repeated_effects(self) -> int:
-        """How often `record_effect` refused a second effect of an act: 0 unless a hypervisor has a bug.
-
-        Acts that were deleted as old do not count. Raises ActNotTried if the ledger cannot be read.
-        """
+        """How often `record_effect` refused a second effect of an act: 0 unless a hypervisor has a bug."""
         return int(self._execute("SELECT coalesce(sum(repeats), 0) FROM act")[0][0])
 
     def close(self) -> None:

@@ -12,10 +12,7 @@ _STATE_FIELD, _START_TIME_FIELD = 0, 19  # after the command's name; fields 3 an
 
 
 def process_start_time(pid: int) -> str:
-    """Return when the process with this pid started, in clock ticks since boot, as text.
-
-    "" if the process is gone or a zombie. Raises nothing.
-    """
+    """Return when the process with this pid started, in clock ticks since boot, as text."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -25,19 +22,12 @@ def process_start_time(pid: int) -> str:
 
 
 def is_process_alive(pid: int, started: str) -> bool:
-    """Return whether this process, and not a later one with the same pid, is alive.
-
-    `started` is what `process_start_time` returned for it; "" counts as not alive, and so does a zombie.
-    """
+    """Return whether this process, and not a later one with the same pid, is alive."""
     return pid > 0 and started != "" and process_start_time(pid) == started
 
 
 async def wait_for_process_exit(pid: int, started: str, *, within_s: float) -> bool:
-    """Wait until the process is gone, for at most `within_s` real seconds; return whether it is gone.
-
-    `pid` and `started` identify the process: `started` is what `process_start_time` returned for it. Only waits, and
-    does not end the process; a zombie counts as gone.
-    """
+    """Wait until the process is gone, for at most `within_s` real seconds; return whether it is gone."""
     deadline = asyncio.get_running_loop().time() + within_s
     interval_s = 0.01
     while is_process_alive(pid, started):

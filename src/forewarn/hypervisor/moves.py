@@ -18,14 +18,7 @@ from forewarn.hypervisor.interface import ActDone, ActUnderWay
 
 
 class MoveStep(StrEnum):
-    """A step of a move of a VM between two hosts that have a hypervisor each; all may be repeated.
-
-    The values are the names in lower case (`clean-up`), as in settings and in the act id of a step, `ACT/STEP`. The
-    source performs DESCRIBE (say what the destination must know), RELEASE (stop or send the VM, or refuse), WITHDRAW
-    (refuse the release from now on), CLEAN_UP (forget the VM) and RETURN (take it back). The destination performs
-    PREPARE (get ready to take the VM), FENCE (cut off a source that does not answer), ACTIVATE (run the VM) and UNDO
-    (forget what was prepared, and never activate it).
-    """
+    """A step of a move of a VM between two hosts that have a hypervisor each; all may be repeated."""
 
     DESCRIBE = "describe"  # source: says what the destination must know; changes nothing
     PREPARE = "prepare"  # destination: gets ready to take the VM
@@ -39,11 +32,7 @@ class MoveStep(StrEnum):
 
 
 class MoveRelease(StrEnum):
-    """Why a VM certainly does not run on the source of its move, so that it may run elsewhere.
-
-    STOPPED: the source reported that it is off. OFF: the same in a live migration, after which it stays off. SENT: its
-    live migration has completed. FENCED: the source was fenced, or an operator confirmed that it is down.
-    """
+    """Why a VM certainly does not run on the source of its move, so that it may run elsewhere."""
 
     STOPPED = "stopped"  # the source reported that it is off: it stopped in the move, or was off before a redeploy
     OFF = "off"  # of a live migration: the VM was off before it, or its user has stopped it, and it stays off
@@ -52,11 +41,7 @@ class MoveRelease(StrEnum):
 
 
 class MoveHandover(msgspec.Struct, frozen=True, array_like=True):
-    """What the hosts of a move hand over to each other, as far as it is known.
-
-    DESCRIBE adds the definition, PREPARE the address, and RELEASE the release; the report of a step has only what that
-    step adds.
-    """
+    """What the hosts of a move hand over to each other; the report of a step has only what that step adds."""
 
     definition: bytes = b""  # of the VM, in the format of its hypervisor; b"": not known, or not needed
     address: str = ""  # where the destination waits for a live migration; "": not known, or not needed
@@ -64,10 +49,7 @@ class MoveHandover(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True):
-    """How a step of a move is going, and what it hands over once it is done.
-
-    Exactly one of `done` and `under_way` is set.
-    """
+    """How a step of a move is going, and what it hands over. Exactly one of `done` and `under_way` is set."""
 
     done: ActDone | None = None  # with `ok` False: the step failed; None: it is under way
     under_way: ActUnderWay | None = None  # None: the step is over
@@ -80,51 +62,34 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def answer(self) -> ActDone | ActUnderWay:
-        """`done` or `under_way`, the one that is set: how the step ended, or when to ask again.
-
-        If neither is set, ActUnderWay at lab time 0: ask again at once.
-        """
+        """`done` or `under_way`, the one that is set: how the step ended, or when to ask again."""
         return self.done or self.under_way or ActUnderWay(at=0.0)
 
 
 @runtime_checkable
 class SteppedHypervisor(Protocol):
-    """A hypervisor of one host that takes part in moves to and from other hosts, one `MoveStep` at a time.
-
-    `perform_step` begins a step of a move, or says how it is going and what it hands over.
-    """
+    """A hypervisor of one host that takes part in moves to and from other hosts, one `MoveStep` at a time."""
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Begin this step of a move, or return how it is going; does not wait for lab time.
 
         A step, known by the act's id and `step`, takes effect at most once; only an operator's command without a check
         may run again after an interruption. A RELEASE fails after WITHDRAW or RETURN, an ACTIVATE after UNDO; a step
-        that a hypervisor does not need succeeds at once, but a FENCE that it does not have fails, and so does, with
-        commands, such a RETURN. `given` is what the hosts of the move have handed over so far. `now` is lab time. The
-        report of a step that failed has a `done` whose `ok` is False. Raises Unavailable if the outcome is unknown:
-        call it again later; ActNotTried if the attempt does not count.
+        that a hypervisor does not need succeeds at once, but a FENCE that it does not have fails. `given` is what the
+        hosts have handed over so far.
         """
 
 
 def is_move(act: Act) -> bool:
-    """Return whether the act brings a VM from one host to another, so that two hosts take part.
-
-    That is a migration or redeploy with a source and a destination; False for a start on another host.
-    """
+    """Return whether the act brings a VM from one host to another, so that two hosts take part."""
     return act.verb in (Verb.MIGRATE, Verb.REDEPLOY) and bool(act.from_host and act.to_host)
 
 
 def release_of(act: Act) -> MoveRelease:
-    """Return the release to report for a source that knows only that it has released the VM.
-
-    SENT for a migration, STOPPED for any other act.
-    """
+    """Return the release to report for a source that knows only that it has released the VM."""
     return MoveRelease.SENT if act.verb is Verb.MIGRATE else MoveRelease.STOPPED
 
 
 def step_act(act: Act, step: MoveStep) -> Act:
-    """Return the step of a move as an act of its own: `act` with the id `ACT/STEP`.
-
-    For ledgers and journals, which know whole acts only.
-    """
+    """Return the step of a move as an act of its own: `act` with the id `ACT/STEP`."""
     return msgspec.structs.replace(act, id=f"{act.id}/{step}")

@@ -32,54 +32,31 @@ class _BaseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DurationRule(_BaseRule, frozen=True, kw_only=True, tag="take"):
-    """Makes acts that match `vm` and `verb` take this long, instead of the requested or usual time.
-
-    Acts that have begun keep their time. A SlowRule that also matches multiplies it. `vm` is a pattern for VM names,
-    ignoring letter case, such as `web-*`, by default all; `verb` None means every verb. Of several such rules that
-    match an act, the first counts.
-    """
+    """Makes acts that match take this long, instead of the requested or usual time."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # lab time
 
 
 class SlowRule(_BaseRule, frozen=True, kw_only=True, tag="slow"):
-    """Makes acts that match `vm` and `verb` take `factor` times as long as otherwise.
-
-    That also multiplies the time of a DurationRule. Acts that have begun keep their time. `vm` is a pattern for VM
-    names, ignoring letter case, such as `web-*`, by default all; `verb` None means every verb. Of several such rules
-    that match an act, the first counts.
-    """
+    """Makes acts that match take `factor` times as long as otherwise, even with a DurationRule."""
 
     factor: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 10.0  # below 1: faster
 
 
 class FailRule(_BaseRule, frozen=True, kw_only=True, tag="fail"):
-    """Makes acts that match `vm` and `verb` fail at once and for good, without effect.
-
-    Acts that have begun go on. `vm` is a pattern for VM names, ignoring letter case, such as `web-*`, by default all;
-    `verb` None means every verb. Of several such rules that match an act, the first counts.
-    """
+    """Makes acts that match fail at once and for good, without effect."""
 
     note: str = "the simulated hypervisor was told to fail"  # the reason that the history shows
 
 
 class UnreachableRule(_BaseRule, frozen=True, kw_only=True, tag="unavailable"):
-    """Makes the first `times` calls of `perform` for each act that matches raise Unavailable.
-
-    An act matches by `vm` and `verb`. These calls have no effect on the VM. `vm` is a pattern for VM names, ignoring
-    letter case, such as `web-*`, by default all; `verb` None means every verb. Of several such rules that match an act,
-    the first counts.
-    """
+    """Makes the first `times` calls of `perform` for each act that matches raise Unavailable, without effect."""
 
     times: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class FalseSuccessRule(_BaseRule, frozen=True, kw_only=True, tag="lie"):
-    """Makes acts that match `vm` and `verb` report success at once, although they have no effect.
-
-    Acts that have begun go on. `vm` is a pattern for VM names, ignoring letter case, such as `web-*`, by default all;
-    `verb` None means every verb. A FailRule that also matches takes precedence.
-    """
+    """Makes acts that match report success at once, although they have no effect. A FailRule takes precedence."""
 
 
 BehaviourRule = DurationRule | SlowRule | FailRule | UnreachableRule | FalseSuccessRule
@@ -87,23 +64,13 @@ _RuleT = TypeVar("_RuleT", DurationRule, SlowRule, FailRule, UnreachableRule, Fa
 
 
 class SimulatedBehaviour(msgspec.Struct, frozen=True):
-    """The rules that make the simulated hypervisor misbehave; without rules, every act succeeds.
-
-    A rule is for acts whose VM name and verb it matches (`vm`, a pattern, and `verb`). Its class says what it does:
-    DurationRule, SlowRule, FailRule, UnreachableRule or FalseSuccessRule. Of each class the first rule that matches
-    counts.
-    """
+    """The rules that make the simulated hypervisor misbehave. Of each class the first rule that matches counts."""
 
     rules: tuple[BehaviourRule, ...] = ()  # in the order of the settings
 
     @classmethod
     def from_rules(cls, rows: Sequence[Mapping[str, object]]) -> SimulatedBehaviour:
-        """Return the behaviour that these rules of the settings describe, one mapping per rule.
-
-        `then` chooses the kind: take (with `seconds`), slow (`factor`), fail (`note`), unavailable (`times`) or lie.
-        `vm` is a pattern for names, such as `web-*`, and `verb` a verb; a rule without them matches all. Raises
-        Rejected if a rule is wrong, naming the first one, or if `rows` is not a list.
-        """
+        """Return the behaviour that these rules of the settings describe, one mapping per rule."""
         if not isinstance(rows, list | tuple):
             raise Rejected(f"hypervisor rules {rows!r} are not a list: give a list of tables, one per rule")
         return cls(rules=tuple(_parse_rule(row) for row in rows))
@@ -113,19 +80,12 @@ class SimulatedBehaviour(msgspec.Struct, frozen=True):
         return next((rule for rule in self.rules if isinstance(rule, kind) and rule.matches(act)), None)
 
     def duration_s(self, act: Act, usual_s: float) -> float:
-        """Return how long this act takes by the rules, in seconds of lab time.
-
-        That is the time of the first DurationRule that matches, else `usual_s` (also lab time), multiplied by the
-        factor of the first SlowRule that matches, if any.
-        """
+        """Return how long this act takes by the rules, in seconds of lab time."""
         duration_rule, slow_rule = self.first_match(DurationRule, act), self.first_match(SlowRule, act)
         return (duration_rule.seconds if duration_rule else usual_s) * (slow_rule.factor if slow_rule else 1.0)
 
     def unreachable_attempts(self, act: Act) -> int:
-        """Return how many of the first calls of `perform` for this act must raise Unavailable; 0: none.
-
-        That is `times` of the first UnreachableRule that matches.
-        """
+        """Return how many of the first calls of `perform` for this act must raise Unavailable; 0: none."""
         unreachable_rule = self.first_match(UnreachableRule, act)
         return unreachable_rule.times if unreachable_rule else 0
 
@@ -158,12 +118,7 @@ USUAL_DURATION_S: dict[Verb, float] = {  # of acts that do not say how long they
 
 
 class SimulatedHypervisor:
-    """Performs acts only in its ledger, on lab time: no real machine is touched. It owns the ledger.
-
-    `behaviour` has the rules by which it misbehaves; without any, every act succeeds after its usual time. A change of
-    the rules (`set_behaviour`) affects only acts that have neither begun nor ended, except for rules that make it
-    unreachable.
-    """
+    """Performs acts only in its ledger, on lab time: no real machine is touched. It owns the ledger."""
 
     def __init__(self, ledger: EffectLedger, behaviour: SimulatedBehaviour = SimulatedBehaviour()) -> None:
         self._ledger = ledger
@@ -175,27 +130,14 @@ class SimulatedHypervisor:
         return self._ledger
 
     def set_behaviour(self, behaviour: SimulatedBehaviour) -> None:
-        """Use these rules for acts that begin from now on; unreachable rules apply to all acts at once.
-
-        The rules are kept in memory only.
-        """
+        """Use these rules for acts that begin from now on; unreachable rules apply to all acts at once."""
         self._behaviour = behaviour
 
     def has_begun(self, act_id: str) -> bool:
-        """Return whether this act was performed here: it has taken effect, is under way, or ended by a rule.
-
-        False again once the ledger has deleted it as old. Raises ActNotTried if the ledger cannot be read.
-        """
+        """Return whether this act was performed here: it has taken effect, is under way, or ended by a rule."""
         return self._ledger.find(act_id) is not None or self._ledger.find_outcome(act_id) is not None
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Record the effect of the act in the ledger, or return how it is going; touches no machine.
-
-        The first call begins the effect at lab time `now`. Until its end, calls return ActUnderWay with the time of the
-        end; from then on ActDone. A rule may make it fail or succeed at once without an effect; the ledger then keeps
-        that outcome, and later calls return it. Raises Unavailable if a rule makes it unreachable, ActNotTried if the
-        ledger cannot be written.
-        """
         answer = await self._ledger.write_in_group(lambda: self._perform_in_ledger(act, now))
         if answer is None:
             raise Unavailable(f"the hypervisor of VM {act.name!r} does not answer for act {act.id!r}")
@@ -235,12 +177,8 @@ class SimulatedHypervisor:
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Record this step of a move to or from another host, or return how it is going.
 
-        RELEASE takes as long as the act, and rules apply to it; it hands over `release_of` the act when it has
-        succeeded, and fails after WITHDRAW or RETURN. WITHDRAW succeeds, but if the effect of the release has begun and
-        the VM was not taken back, it reports that release instead. ACTIVATE records the effect of the act, as ended; it
-        fails after UNDO, and UNDO fails after ACTIVATE. FENCE always fails; other steps succeed at once. `given` is not
-        used; `now` is lab time. Raises Unavailable if a rule makes a release unreachable, ActNotTried if the ledger
-        cannot be written.
+        RELEASE takes as long as the act, and rules apply to it. WITHDRAW succeeds, but if the effect of the release has
+        begun and the VM was not taken back, it reports that release instead. FENCE always fails.
         """
         report = await self._ledger.write_in_group(lambda: self._step_in_ledger(act, step, now))
         if report is None:

@@ -12,11 +12,7 @@ from forewarn.hypervisor.interface import Hypervisor
 
 @runtime_checkable
 class LimitedHypervisor(Protocol):
-    """A hypervisor that says which verbs it can perform; one without this is taken to perform all of them.
-
-    A verb is what an act does, such as reboot. `supported_verbs` has these verbs, `verb_setting` is the setting that
-    adds another ("": none does).
-    """
+    """A hypervisor that says which verbs it can perform; one without this is taken to perform all of them."""
 
     @property
     def supported_verbs(self) -> frozenset[Verb]:
@@ -42,11 +38,7 @@ class VerbSupport:
         return cls()
 
     def require(self, verb: Verb) -> None:
-        """Raise Refused if the hypervisor cannot perform this verb; else do nothing.
-
-        The remedy names the setting that adds the verb (Remedy.ADD_VERB), or advises another hypervisor if there is no
-        such setting (Remedy.CHANGE_HYPERVISOR).
-        """
+        """Raise Refused if the hypervisor cannot perform this verb; else do nothing."""
         if verb in self.verbs:
             return
         message = f"the hypervisor of this service cannot {_VERB_PHRASES.get(verb, f'{verb} VMs')}"

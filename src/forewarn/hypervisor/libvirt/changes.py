@@ -10,10 +10,7 @@ from forewarn.hypervisor.libvirt.connection import DomainChange
 
 
 class DomainChanges:
-    """Passes on the changes that libvirt hosts report, to subscribers and to calls that wait for one VM.
-
-    All methods are called on one event loop. Names of hosts and VMs are compared ignoring letter case.
-    """
+    """Passes on the changes that libvirt hosts report, to subscribers and to calls that wait for one VM."""
 
     def __init__(self) -> None:
         self._subscribers: set[asyncio.Queue[DomainChange]] = set()
@@ -27,28 +24,19 @@ class DomainChanges:
             queue.put_nowait(change)
 
     def note(self, host: str, vm: str) -> None:
-        """Note that this VM has changed on this host, and wake the calls of `wait_for` for it.
-
-        A later `wait_for` returns at once, unless the change was forgotten. Subscribers get nothing. `host` and `vm`
-        are names.
-        """
+        """Note that this VM has changed on this host, and wake the calls of `wait_for` for it."""
         self._changed.add((host.casefold(), vm.casefold()))
         self._any_change.set()
         self._any_change = asyncio.Event()
 
     def forget(self, host: str, vm: str) -> None:
-        """Forget the changes of this VM on this host up to now, because the caller is about to look at it.
-
-        `host` and `vm` are names, ignoring letter case.
-        """
+        """Forget the changes of this VM on this host up to now, because the caller is about to look at it."""
         self._changed.discard((host.casefold(), vm.casefold()))
 
     async def wait_for(self, host: str, vm: str, *, within_s: float) -> bool:
         """Wait for a change of this VM on this host since `forget`, and return whether one came.
 
-        False after `within_s` seconds of real time. If it returns True, it forgets the changes so far, so only one of
-        several calls that wait for the same VM gets a change. Losing or finding the host itself is not a change of its
-        VMs. `host` and `vm` are names, ignoring letter case.
+        Only one of several calls that wait for the same VM gets a change.
         """
         key = (host.casefold(), vm.casefold())
         with contextlib.suppress(TimeoutError):
@@ -61,10 +49,7 @@ class DomainChanges:
 
     @contextlib.contextmanager
     def subscribe(self) -> Iterator[asyncio.Queue[DomainChange]]:
-        """Return a context manager for a queue that gets every later change until the block is left.
-
-        It gets the changes that are passed to `report`, of all hosts. The queue is not bounded.
-        """
+        """Return a context manager for a queue that gets every later change until the block is left."""
         queue: asyncio.Queue[DomainChange] = asyncio.Queue()
         self._subscribers.add(queue)
         try:

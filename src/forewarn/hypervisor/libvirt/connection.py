@@ -35,10 +35,7 @@ T = TypeVar("T")
 
 
 class LibvirtHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to reach the libvirt of one host, and how to fence it. In the settings: `[libvirt.hosts.NAME]`.
-
-    NAME is the fleet's name of the host.
-    """
+    """How to reach the libvirt of one host, and how to fence it: `[libvirt.hosts.NAME]` of the settings."""
 
     uri: str  # of its libvirt, as the service reaches it, such as qemu+ssh://kvm-a/system
     peer_uri: str = ""  # of its libvirt, as other hosts reach it: they then migrate without the service; "": through it
@@ -56,11 +53,7 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def check_libvirt(settings: LibvirtSettings) -> None:
-    """Raise Rejected if the settings of a host are wrong; the message names the setting.
-
-    It rejects lock directories, a `uri` without `://`, a `uri` that two hosts share, a timeout that is not above 0, and
-    a fence command that begins with an empty string. `peer_uri` and `migrate_uri` are not checked. Connects to nothing.
-    """
+    """Raise Rejected if the settings of a host are wrong; the message names the setting."""
     if settings.lock_directories:
         raise Rejected(
             "setting 'libvirt.lock_directories' cannot be used, because libvirt does not say which host holds the lock "
@@ -92,10 +85,8 @@ class DomainChange(msgspec.Struct, frozen=True, kw_only=True):
 class LibvirtConnection:
     """The connection to one host's libvirt, opened by the first call, and again after it was lost.
 
-    `on_change` is called in the event loop for each change that the host reports while a connection is open, and when
-    the connection is lost or found again. `on_open` is called in a thread for each new connection, which is closed
-    again if it raises. `name` is the fleet's name of the host, `host` its settings; `connect` opens a session at a URI.
-    Use it on one event loop, and close it.
+    `on_change` is called in the event loop for each change that the host reports, and when the connection is lost or
+    found again. `on_open` is called in a thread for each new connection, which is closed again if it raises.
     """
 
     def __init__(
@@ -123,12 +114,8 @@ class LibvirtConnection:
         """Run `work` in a thread with the connection, which is opened if needed, and return its result.
 
         `work` must be safe to repeat: it runs again, once, if the connection has ended meanwhile. With `waits` there is
-        no timeout and no repetition, for work that takes long. `exclusive` is the name of a VM whose disks `work`
-        changes or uses ("": none): such calls for one VM never overlap, even if an earlier one has timed out or was
-        cancelled. Raises HostUnreachable if the host does not answer within its `timeout_s` (`work` may go on then),
-        still works on an earlier exclusive call for the VM, has 32 calls unanswered, or after `close`. Also raises what
-        `session` raises, Refused without permission, LibvirtFailure for everything else that libvirt refuses (and, with
-        `waits`, for a lost connection), and other errors of `work`.
+        no timeout and no repetition. `exclusive` names a VM whose disks `work` changes or uses: such calls for one VM
+        never overlap, even if an earlier one has timed out. After HostUnreachable, `work` may still go on.
         """
         try:
             return await self._call_once(work, waits=waits, exclusive=exclusive)
@@ -145,12 +132,7 @@ class LibvirtConnection:
             raise HostUnreachable(f"the libvirt of host {self.name} ended the connection: {failure}") from failure
 
     async def session(self) -> LibvirtSession:
-        """Return the open connection; opens it if there is none, within `timeout_s` of the host.
-
-        Concurrent calls share one attempt, which goes on after a timeout. Do not close the session. Raises
-        HostUnreachable if the connection cannot be opened or after `close`, Refused without permission, Rejected if
-        libvirt's Python module is not installed, and other errors of `on_open`.
-        """
+        """Return the open connection, which is opened if needed. Do not close it."""
         if self._is_closed:
             raise HostUnreachable(f"the connection to host {self.name} is closed")
         if self._session is None:
@@ -160,11 +142,7 @@ class LibvirtConnection:
         return self._session
 
     async def close(self) -> None:
-        """Close the connection; may be called twice. Later calls raise HostUnreachable.
-
-        Waits for calls that change disks, and for the daemon, for at most two seconds each. Other calls that are not
-        answered yet end by themselves.
-        """
+        """Close the connection; may be called twice. Waits two seconds for calls that change disks."""
         self._is_closed = True
         if self._opening is not None:
             self._opening.cancel()
@@ -293,8 +271,7 @@ def _open_error(host: str, uri: str, failure: LibvirtFailure) -> ForewarnError:
 def operation_error(host: str, vm: str, what: str, failure: LibvirtFailure) -> Refused | HostUnreachable:
     """Return (not raise) the error for an operation on a VM that failed in libvirt.
 
-    It is HostUnreachable if the domain is busy, so that its state is not known; else Refused, with a sentence for
-    people. `host` and `vm` are names for the message, `what` the operation, such as "resume".
+    HostUnreachable if the domain is busy, so that its state is not known; else Refused.
     """
     if failure.code == NO_DOMAIN:
         return Refused(f"host {host} has no VM {vm!r}, so it cannot {what} it: define it there, or correct the fleet")
@@ -311,10 +288,7 @@ def operation_error(host: str, vm: str, what: str, failure: LibvirtFailure) -> R
 
 
 async def keep_open(connection: LibvirtConnection) -> None:
-    """Keep the connection open until cancelled: try every five seconds to open it if it has ended.
-
-    Errors are ignored: the connection itself reports when its host is lost and found.
-    """
+    """Keep the connection open until cancelled: try every five seconds to open it if it has ended."""
     while True:
         with contextlib.suppress(ForewarnError):
             await connection.session()

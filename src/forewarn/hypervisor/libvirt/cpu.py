@@ -12,10 +12,7 @@ _HOST_CPU_MODES = ("host-passthrough", "maximum")  # the guest sees the CPU of i
 
 
 class CpuNeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """What another host must have to take over a running VM; JSON in `VmNeeds.cpu`.
-
-    Either `cpu_xml` or `host_cpu` is set.
-    """
+    """What another host must have to take over a running VM. Either `cpu_xml` or `host_cpu` is set."""
 
     virt_type: str = ""  # such as kvm
     arch: str = ""  # such as x86_64
@@ -27,10 +24,7 @@ class CpuNeeds(msgspec.Struct, frozen=True, kw_only=True):
 def cpu_needs(domain: str, host_cpu: str) -> str:
     """Return what a running domain needs from the CPU of another host, as JSON; "": nothing, or not known.
 
-    `domain` is the domain's XML, `host_cpu` the CPU of its host, as `host_cpu_identity` returns it ("": not known). A
-    domain that sees its host's CPU (host-passthrough or maximum) needs the same one. The result is "" if the XML names
-    no CPU model, so pass the running XML. `parse_cpu_needs` reads the result. Raises Rejected if `domain` is not a
-    domain's XML.
+    Pass the running XML: a stored one may name no CPU model. A domain that sees its host's CPU needs the same one.
     """
     root = parse_xml(domain)
     cpu, os_type = root.find("cpu"), root.find("os/type")
@@ -51,27 +45,17 @@ def cpu_needs(domain: str, host_cpu: str) -> str:
 
 
 def parse_cpu_needs(text: str) -> CpuNeeds:
-    """Return the needs that `cpu_needs` has encoded as this text.
-
-    Raises msgspec.DecodeError for any other text, including "", which stands for no needs.
-    """
+    """Return the needs that `cpu_needs` has encoded as this text."""
     return msgspec.json.decode(text, type=CpuNeeds)
 
 
 def host_cpu_model(capabilities: str) -> str:
-    """Return the CPU model that a host's capabilities XML names; "" if it names none.
-
-    Raises Rejected if the text is not such XML.
-    """
+    """Return the CPU model that a host's capabilities XML names; "" if it names none."""
     return parse_xml(capabilities, root_tag="capabilities").findtext("host/cpu/model", "")
 
 
 def host_cpu_identity(capabilities: str) -> str:
-    """Return a text for the CPU of a host, which is equal for equal CPUs; "" if the CPU is not known.
-
-    `capabilities` is the host's capabilities XML. The text has architecture, vendor, model and sorted features. Raises
-    Rejected if `capabilities` is other XML.
-    """
+    """Return a text for the CPU of a host, which is equal for equal CPUs; "" if the CPU is not known."""
     cpu = parse_xml(capabilities, root_tag="capabilities").find("host/cpu")
     if cpu is None or not cpu.findtext("model"):
         return ""

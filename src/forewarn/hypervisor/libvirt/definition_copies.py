@@ -15,21 +15,16 @@ from forewarn.hypervisor.interface import ActNotTried
 class DefinitionCopies:
     """Copies of VMs' definitions, and of other XML by name: files `HOST/NAME.xml` below a directory.
 
-    The copies outlive the host. Without a directory (None), nothing is kept. Names of hosts and VMs are case-sensitive.
-    The files may contain passwords, so only their owner can read them. Calls block. Methods raise ActNotTried if a file
-    cannot be read, written or deleted, such as on a full disk: that is a problem of this machine, not of the host.
+    The copies outlive the host; a host "" stands for VMs that are on no host. Without a directory nothing is kept. The
+    files may contain passwords, so only their owner can read them. A file that cannot be used raises ActNotTried: that
+    is a problem of this machine, not of the host.
     """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
     def save(self, host: str, vm: str, xml: str) -> None:
-        """Keep this XML as the definition of a VM on a host, in place of an earlier one.
-
-        A `host` of "" means that the VM is on no host. `xml` is the XML of a domain, or of a volume; `vm` is then the
-        volume's path. Does nothing without a directory, or if the XML is the same. If the machine crashes just then,
-        the earlier one may stay. Raises ActNotTried.
-        """
+        """Keep this XML of a VM, or of a volume by its path, in place of an earlier one."""
         if self._directory is None or self.load(host, vm) == xml:
             return
         path = _path(self._directory, host, vm)
@@ -43,20 +38,11 @@ class DefinitionCopies:
             draft.replace(path)
 
     def save_all(self, host: str, texts: Mapping[str, str]) -> None:
-        """Keep these texts for a host, such as the XML of volumes, each under its name (the key).
-
-        Replaces earlier ones, which may stay if the machine crashes just then. Does nothing without a directory. Raises
-        ActNotTried; some may be saved then.
-        """
+        """Keep these texts for a host, such as the XML of volumes, each under its name (the key)."""
         for name, text in texts.items():
             self.save(host, name, text)
 
     def load(self, host: str, vm: str) -> str | None:
-        """Return what was last saved for a VM (or volume path) on a host.
-
-        None if nothing was saved, or without a directory. A `host` of "" stands for a VM that is on no host. Raises
-        ActNotTried.
-        """
         if self._directory is None:
             return None
         path = _path(self._directory, host, vm)
@@ -67,11 +53,7 @@ class DefinitionCopies:
                 return None
 
     def load_all(self, host: str) -> dict[str, str]:
-        """Return everything that is kept for the host, such as the XML of domains and volumes, by name.
-
-        Sorted by file name; {} if there is nothing, or no directory. A `host` of "" stands for VMs that are on no host.
-        Raises ActNotTried.
-        """
+        """Return everything that is kept for the host, such as the XML of domains and volumes, by name."""
         if self._directory is None:
             return {}
         directory = self._directory / _file_name(host)
@@ -79,11 +61,7 @@ class DefinitionCopies:
             return {unquote(path.stem): path.read_text(encoding="utf-8") for path in sorted(directory.glob("*.xml"))}
 
     def load_from_any_host(self, host: str, name: str) -> str | None:
-        """Return what is kept under this name for the host, else for the first other host that has it.
-
-        Other hosts are tried in the order of their names. None if no host has it, or without a directory. A `host` of
-        "" stands for VMs that are on no host. Raises ActNotTried.
-        """
+        """Return what is kept under this name for the host, else for the first other host that has it."""
         if (own := self.load(host, name)) is not None or self._directory is None:
             return own
         with _file_errors(self._directory, "read"):
@@ -91,10 +69,6 @@ class DefinitionCopies:
             return found[0].read_text(encoding="utf-8") if found else None
 
     def delete(self, host: str, vm: str) -> None:
-        """Delete the copy for `vm` on `host`, if there is one ("": of a VM that is on no host).
-
-        Does nothing without a directory. Raises ActNotTried.
-        """
         if self._directory is not None:
             path = _path(self._directory, host, vm)
             with _file_errors(path, "deleted"):

@@ -36,9 +36,7 @@ class DomainDefinitions:
     """Reads, copies and defines domains on libvirt hosts, with the volumes of their ephemeral disks.
 
     Each definition that is read or passed in is copied to `copies`; the copy is used when the host does not answer,
-    refuses or has lost the domain. VMs are named exactly, hosts ignoring letter case. Methods raise HostUnreachable if
-    one of `hosts` does not answer, Refused with a sentence if it refuses or is not in the settings, Rejected for XML
-    that cannot be read, and ActNotTried if a copy cannot be read or written.
+    refuses or has lost the domain.
     """
 
     def __init__(self, hosts: LibvirtHosts, copies: DefinitionCopies) -> None:
@@ -48,11 +46,7 @@ class DomainDefinitions:
     async def copy(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool) -> None:
         """Define the VM on `to_host`, OFF there, as on `host`, or as `host` had it when it last answered.
 
-        A `host` of "" means that the VM is on no host: it is defined as on its last host. Raises Refused if `to_host`
-        has another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
-        cannot create its ephemeral disks. A VM that is RECEIVING or RECEIVED there stays so. No disk is created or
-        copied. Raises HostUnreachable if `to_host` does not answer, or `host` does not and there is no copy of the
-        definition; Refused if a VM on no host has no copy.
+        A VM that is RECEIVING or RECEIVED there stays so. No disk is created or copied.
         """
         xml = await self._xml(host, vm)
         disks = ephemeral_disks(xml) if fresh_ephemeral_disk else []
@@ -60,11 +54,7 @@ class DomainDefinitions:
         await self._define(to_host, vm, MovedDomain(xml, volumes), disks)
 
     async def read(self, host: str, vm: str) -> bytes:
-        """Return the XML of the domain and of its ephemeral disks' volumes, as JSON (`MovedDomain`).
-
-        If the host does not answer, refuses, or has lost the domain, the XML comes from the copies; without a copy,
-        raises what the host raised, HostUnreachable or Refused.
-        """
+        """Return the XML of the domain and of its ephemeral disks' volumes, as JSON (`MovedDomain`)."""
         xml = await self._xml(host, vm)
         return msgspec.json.encode(MovedDomain(xml, await self._volumes(host, vm, ephemeral_disks(xml))))
 
@@ -73,11 +63,7 @@ class DomainDefinitions:
     ) -> None:
         """Define the VM on `host`, OFF there, as `read` described it on `from_host`.
 
-        `definition` is what `read` returned (msgspec.DecodeError for other bytes), and is kept as the copy for
-        `from_host`; with b"", the present copy is used. A VM that is RECEIVING or RECEIVED on `host` stays so. Raises
-        Refused if there is neither a definition nor a copy, or if `host` has another VM of this name, runs this one,
-        has too little memory free, or, with `fresh_ephemeral_disk`, cannot create its ephemeral disks. Raises
-        HostUnreachable if `host` does not answer.
+        With b"" the present copy is used. A VM that is RECEIVING or RECEIVED on `host` stays so.
         """
         xml = "" if definition else self._copies.load(from_host, vm)
         if xml is None:
@@ -90,10 +76,8 @@ class DomainDefinitions:
     async def delete_disks_everywhere(self, vm: str) -> None:
         """Delete the disks of a VM that is on no host, on each host that has some of them.
 
-        Then deletes the copy of its definition; does nothing without that copy. A disk that no host has was deleted
-        earlier. If a disk was not found and a host could not say whether it has it, raises what that host raised
-        (HostUnreachable or Refused; Refused also if there are no hosts), and the copy stays for a later call; other
-        disks are deleted even then. A host on which one of the disks is in no active storage pool deletes none.
+        If a disk was not found and a host could not say whether it has it, that host's error is raised, and the copy
+        stays for a later call; other disks are deleted even then.
         """
         definition = self._copies.load("", vm)
         if definition is None:
@@ -114,10 +98,7 @@ class DomainDefinitions:
         self._copies.delete("", vm)
 
     def kept_vms(self) -> dict[str, VmNeeds]:
-        """Return the needs of VMs that were removed with their disks kept, by name; only memory is known.
-
-        Wrong definitions are left out. Asks no host.
-        """
+        """Return the needs of VMs that were removed with their disks kept, by name; only memory is known."""
         needs = {}
         for vm, definition in self._copies.load_all("").items():
             with contextlib.suppress(Rejected):
@@ -177,13 +158,7 @@ class DomainDefinitions:
 
 
 def copy_all_definitions(copies: DefinitionCopies, host: str, session: LibvirtSession) -> None:
-    """Copy the definition of each stored domain of the host, and the volumes of its ephemeral disks.
-
-    `copies` keeps them under the name `host`, and older copies of domains that are gone stay. Transient domains are not
-    copied, and volumes that libvirt cannot read now are left out. Blocks. Raises LibvirtFailure if the host does not
-    list its domains or give a definition, Rejected for XML that cannot be read, ActNotTried if a copy cannot be
-    written; some are copied then.
-    """
+    """Copy the definition of each stored domain of the host, and the volumes of its ephemeral disks."""
     for domain in session.domains():
         if domain.is_stored:
             definition = session.stored_xml(domain.name)

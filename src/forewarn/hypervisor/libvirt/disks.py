@@ -15,38 +15,26 @@ from forewarn.hypervisor.libvirt.session import LibvirtSession
 
 
 def owned_disks(definition: str) -> list[str]:
-    """Return the locations of the disks that only this domain's VM uses, in the order of the XML.
-
-    Each is a path, POOL/VOLUME, or a name in network storage. CD-ROMs and the like, and read-only and shareable disks,
-    are left out. Raises Rejected if `definition` is not a domain's XML.
-    """
+    """Return the locations of the disks that only this domain's VM uses, in the order of the XML."""
     return [disk.source for disk in parse_domain(definition).disks if disk.is_owned and disk.source]
 
 
 def ephemeral_disks(definition: str) -> list[str]:
-    """Return the locations of the disks that this domain XML calls ephemeral, in the order of the XML.
-
-    forewarn's metadata in the XML names them. Each is a path, POOL/VOLUME, or a name in network storage; [] if there
-    are none. Raises Rejected if `definition` is not a domain's XML.
-    """
+    """Return the locations of the disks that this domain XML calls ephemeral, in the order of the XML."""
     return [disk.source for disk in parse_domain(definition).disks if disk.is_ephemeral and disk.source]
 
 
 def delete_disks(session: LibvirtSession, host: str, vm: str, paths: Sequence[str]) -> list[str]:
     """Delete these disks of a VM from the host's storage pools; return those that the host had.
 
-    Raises Refused, before anything is deleted, if one is in no active storage pool of the host; LibvirtFailure if
-    libvirt fails. The result has the order of `paths`; `host` and `vm` are names for messages. Blocks.
+    Nothing is deleted if one of them is in no active storage pool.
     """
     _require_pools(session, host, vm, paths)
     return [path for path in paths if session.storage.delete_volume(path)]
 
 
 def volumes_of(session: LibvirtSession, paths: Sequence[str]) -> dict[str, str]:
-    """Return the XML of the volumes with these paths, by path.
-
-    Volumes that do not exist, or are in no active storage pool, are left out. Blocks. Raises LibvirtFailure.
-    """
+    """Return the XML of the volumes with these paths, by path."""
     found = {path: session.storage.volume_xml(path) for path in paths if _has_active_pool(session, path)}
     return {path: volume for path, volume in found.items() if volume is not None}
 
@@ -59,12 +47,10 @@ def require_new_disks(
     paths: Sequence[str],
     volumes: Mapping[str, str],
 ) -> None:
-    """Check that the host can create these disks; raise Refused if not. Creates no disk.
+    """Refuse if the host cannot create these disks. Creates none.
 
-    `volumes` has the XML of the disks on another host, by path. The XML of disks that this host does not have is saved
-    in `copies`, from which `empty_ephemeral_disks` creates them. Raises Refused if the host lacks a disk whose XML
-    neither `volumes` nor `copies` has, or if one is in no active storage pool. `paths` are the disks, `host` (also the
-    name in `copies`) and `vm` names. Blocks. Raises LibvirtFailure, and ActNotTried if `copies` cannot be written.
+    `volumes` has the XML of the disks on another host; what this host lacks is saved in `copies`, from which
+    `empty_ephemeral_disks` creates them.
     """
     _require_pools(session, host, vm, paths)
     for path in paths:
@@ -79,9 +65,7 @@ def require_new_disks(
 def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
     """Replace the VM's ephemeral disks with empty ones: delete and create each of them.
 
-    `host` is the name of the session's host. Raises Refused if one is in no active storage pool, or does not exist and
-    `copies` has no copy of its XML. The next call finishes a call that was interrupted. The VM must be off, which is
-    not checked. Blocks. Raises LibvirtFailure, and ActNotTried if `copies` cannot be used.
+    The next call finishes a call that was interrupted. The VM must be off, which is not checked.
     """
     paths = ephemeral_disks(session.stored_xml(vm))
     _require_pools(session, host, vm, paths)
@@ -90,12 +74,7 @@ def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, hos
 
 
 def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Create the VM's missing ephemeral disks, such as after a failed move; they are empty.
-
-    Other disks are left alone. A disk without a copy of its XML in `copies` (of this host, else of any), or without an
-    active storage pool, is left out. `host` is the name of the session's host. Blocks. Raises LibvirtFailure, and
-    ActNotTried if `copies` cannot be read.
-    """
+    """Create the VM's missing ephemeral disks, such as after a failed move; they are empty."""
     for path in ephemeral_disks(session.stored_xml(vm)):
         volume = copies.load_from_any_host(host, path)
         if volume is None or not _has_active_pool(session, path):
@@ -105,12 +84,10 @@ def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, h
 
 
 def renew_os_disk(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Replace the VM's OS disk with a new copy of its image (the backing file).
+    """Replace the VM's OS disk (its first own disk that is not ephemeral) with a new copy of its image.
 
-    The OS disk is its first own disk that is not ephemeral. Raises Refused if the VM has no such disk, or if that disk
-    is not a copy of an image or is in no active storage pool. The VM must be off, which is not checked. A call that was
-    interrupted may leave the VM without the disk; the next call finishes the work, from `copies`. `host` is the name of
-    the session's host. Blocks. Raises LibvirtFailure, and ActNotTried if `copies` cannot be used.
+    A call that was interrupted may leave the VM without the disk; the next call finishes the work, from `copies`. The
+    VM must be off, which is not checked.
     """
     disk = _os_disk(session, host, vm)
     _require_pools(session, host, vm, [disk.source])

@@ -10,20 +10,13 @@ from forewarn.hypervisor.machines.driver import MachineState
 
 
 def state_of(session: LibvirtSession, vm: str) -> MachineState:
-    """Return the state of the VM on the host of this session; ABSENT if the host does not know it.
-
-    Blocks. Raises LibvirtFailure.
-    """
+    """Return the state of the VM on the host of this session; ABSENT if the host does not know it."""
     status = session.status(vm)
     return MachineState.ABSENT if status is None else machine_state(status)
 
 
 def require_memory(session: LibvirtSession, host: str, vm: str, xml: str) -> None:
-    """Raise Refused if a VM, by its definition `xml`, needs more memory than the host has free.
-
-    `host` and `vm` are names for the message. Blocks. Raises LibvirtFailure, and Rejected if `xml` is not a domain's
-    XML.
-    """
+    """Raise Refused if a VM, by its definition `xml`, needs more memory than the host has free."""
     needed, free = parse_domain(xml).memory_mib, session.free_memory_mib()
     if needed > free:
         raise Refused(f"host {host} has {free} MiB of memory left, but VM {vm!r} needs {needed} MiB")
@@ -34,8 +27,7 @@ def require_state(
 ) -> bool:
     """Return True if the VM is in one of the allowed states, and False if it is in state `done` already.
 
-    Raises Refused in other states; `what` is the operation for the message, such as "pause". `host` is the name of the
-    session's host. Changes nothing. Blocks. Raises LibvirtFailure.
+    `what` is the operation for the message of the refusal, such as "pause".
     """
     state = state_of(session, vm)
     if state is done:

@@ -15,10 +15,7 @@ from forewarn.hypervisor.machines.driver import MachineState
 
 
 class DomainState(IntEnum):
-    """The states of a libvirt domain that matter here, by libvirt's numbers.
-
-    They are RUNNING, PAUSED, OFF and CRASHED; all other numbers count as RUNNING.
-    """
+    """The states of a libvirt domain that matter here, by libvirt's numbers; others count as RUNNING."""
 
     RUNNING = 1
     PAUSED = 3
@@ -82,8 +79,7 @@ def observed_machine(domain: ListedDomain) -> ObservedMachine:
     """Return what a domain's state and reason in a list of domains say about the VM.
 
     A pause that libvirt makes for a moment, as in a migration, is CHANGING. A crashed domain is PAUSED if it still has
-    its process, else OFF. States other than paused, off and crashed count as RUNNING. `instance` is libvirt's id, "" if
-    it is off. forewarn's own marks in the domain's definition do not count.
+    its process, else OFF.
     """
     instance = str(domain.number) if domain.number >= 0 else ""
     match domain.state:
@@ -104,8 +100,7 @@ def observed_machine(domain: ListedDomain) -> ObservedMachine:
 def machine_state(status: DomainStatus) -> MachineState:
     """Return the state of a VM, from libvirt's report and forewarn's marks of live migrations.
 
-    A VM that is being sent counts as running until its migration is over, although libvirt pauses it at the end. Never
-    ABSENT.
+    A VM that is being sent counts as running until its migration is over, although libvirt pauses it at the end.
     """
     match status.state:
         case DomainState.PAUSED:
@@ -160,11 +155,7 @@ _KINDS = {0: ChangeKind.DEFINED, 1: ChangeKind.UNDEFINED, 8: ChangeKind.CRASHED}
 
 
 def change_kind(event: int, detail: int) -> ChangeKind | None:
-    """Return what a lifecycle event of a domain means.
-
-    `event` and `detail` are libvirt's numbers (virDomainEventType and its details). None for a step of a migration,
-    which another event reports, and for an event that is not known.
-    """
+    """Return what a lifecycle event of a domain means."""
     match event:
         case 2:
             return ChangeKind.ARRIVED if detail == 1 else ChangeKind.STARTED

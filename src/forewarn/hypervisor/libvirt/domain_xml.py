@@ -88,11 +88,7 @@ class DomainDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_domain(xml: str) -> DomainDefinition:
-    """Return what this domain XML says about the VM. Raises Rejected if it is not the XML of a domain.
-
-    Disks and interfaces are in the XML's order. Values that the XML lacks are "" or 0, but the number of CPUs is then
-    1. Raises ValueError if its memory or CPUs are not a whole number, which libvirt never writes.
-    """
+    """Return what this domain XML says about the VM. Raises Rejected if it is not the XML of a domain."""
     root = parse_xml(xml)
     ephemeral = _ephemeral_targets(root)
     return DomainDefinition(
@@ -155,18 +151,12 @@ def _interface(interface: ET.Element) -> DomainInterface:
 
 
 def mark_element(mark: MachineMark) -> str:
-    """Return the XML element that stores this mark in a domain's metadata, for `parse_mark`.
-
-    A mark is the act that was last begun on the VM, and its step.
-    """
+    """Return the XML element that stores this mark in a domain's metadata, for `parse_mark`."""
     return _element_text("mark", {"act": mark.act_id, "step": mark.step})
 
 
 def parse_mark(element: str | None) -> MachineMark | None:
-    """Return the mark in this metadata element; None if there is no element (None).
-
-    A mark is the act that was last begun on the VM, and its step. Raises Rejected if it is another element.
-    """
+    """Return the mark in this metadata element; None if there is no element (None)."""
     if element is None:
         return None
     found = parse_xml(element, root_tag="mark")
@@ -174,28 +164,18 @@ def parse_mark(element: str | None) -> MachineMark | None:
 
 
 def move_element(move: MoveMark) -> str:
-    """Return the XML element that stores this mark of a live migration in a domain's metadata.
-
-    `parse_move` reads it.
-    """
+    """Return the XML element that stores this mark of a live migration in a domain's metadata."""
     return _element_text("move", {"state": move.value})
 
 
 def parse_move(element: str | None) -> MoveMark | None:
-    """Return the mark of a live migration in this metadata element.
-
-    None without an element (None), and for a mark that is not known. Raises Rejected if it is another element.
-    """
+    """Return the mark of a live migration in this metadata element."""
     state = parse_xml(element, root_tag="move").get("state") if element is not None else None
     return MoveMark(state) if state in list(MoveMark) else None
 
 
 def with_own_metadata(xml: str, *, mark: MachineMark | None, move: MoveMark | None) -> str:
-    """Return the domain XML with exactly these two marks of forewarn's in its metadata.
-
-    None removes a mark that is there; other metadata stays as it is. Raises Rejected if `xml` is not the XML of a
-    domain.
-    """
+    """Return the domain XML with exactly these two marks of forewarn's in its metadata."""
     root = parse_xml(xml)
     metadata = root.find("metadata")
     if metadata is None:
@@ -211,27 +191,17 @@ def with_own_metadata(xml: str, *, mark: MachineMark | None, move: MoveMark | No
 
 
 def pool_directory(pool: str) -> str:
-    """Return the directory in which a storage pool has its volumes; "" if it has none.
-
-    `pool` is the pool's XML. Raises Rejected for other XML.
-    """
+    """Return the directory in which a storage pool has its volumes; "" if it has none."""
     return parse_xml(pool, root_tag="pool").findtext("target/path", "")
 
 
 def backing_image(volume: str) -> str:
-    """Return the path of the image that a volume is a copy of (its backing file); "" if it has none.
-
-    `volume` is the volume's XML. Raises Rejected for other XML.
-    """
+    """Return the path of the image that a volume is a copy of (its backing file); "" if it has none."""
     return parse_xml(volume, root_tag="volume").findtext("backingStore/path", "")
 
 
 def new_volume(volume: str, *, keep_backing: bool) -> str:
-    """Return the XML that creates a volume like this one, empty or as a new copy of its image.
-
-    `volume` is the XML of the present volume, whose name, capacity and format stay. With `keep_backing` the new one is
-    a copy of the image, else it is empty. Raises Rejected for other XML.
-    """
+    """Return the XML that creates a volume like this one, empty or as a new copy of its image."""
     root = parse_xml(volume, root_tag="volume")
     for tag in ("key", "allocation", "physical", "source", *(() if keep_backing else ("backingStore",))):
         for child in root.findall(tag):
@@ -251,8 +221,7 @@ def _element_text(tag: str, attributes: dict[str, str]) -> str:
 def parse_xml(text: str, *, root_tag: str = "domain") -> ET.Element:
     """Parse XML text from a host, and return its root element.
 
-    Document types are not allowed, because their entities could fill the memory. Raises Rejected if the text has one,
-    is longer than 4 MiB or cannot be read, or if its root element is not `root_tag` (without a namespace).
+    Document types are not allowed, because their entities could fill the memory.
     """
     if len(text) > _MAX_XML_CHARACTERS or "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise Rejected(f"the XML of a {root_tag} is longer than 4 MiB or has a document type: it is not read")

@@ -18,8 +18,7 @@ ACCESS_DENIED = frozenset({29, 45, 79, 88})
 class LibvirtFailure(Exception):
     """libvirt refused or could not do something; `code` is its error number (virErrorNumber), else 0.
 
-    `LibvirtSession` and what is built on it raise it. `is_connection_lost`: the connection to the daemon has ended, so
-    that a call on a new one may succeed. `message` is libvirt's, or a sentence of ours.
+    If `is_connection_lost`, a call on a new connection may succeed.
     """
 
     def __init__(self, message: str, code: int = 0, *, is_connection_lost: bool = False) -> None:

@@ -59,11 +59,7 @@ def split_named_uri(text: str) -> tuple[str, str]:
 
 
 def read_host(session: LibvirtSession, name: str, uri: str) -> ImportedHost:
-    """Ask a libvirt host what it has, and return it, with its domains sorted by name. Blocks.
-
-    `name` is the fleet's name for the host; "": the host's own short name. `uri` is only copied. The name is not
-    checked. Raises LibvirtFailure, and Rejected for a domain whose XML cannot be read. Changes nothing.
-    """
+    """Ask a libvirt host what it has, and return it, with its domains sorted by name. Blocks."""
     host = name or session.hostname().partition(".")[0]
     capacity = session.capacity()
     return ImportedHost(
@@ -86,10 +82,7 @@ def read_host(session: LibvirtSession, name: str, uri: str) -> ImportedHost:
 def plan_import(hosts: Sequence[ImportedHost]) -> ImportedFleet:
     """Return the fleet that these hosts make: which of their domains become VMs, with notes for people.
 
-    A domain that cannot be a VM, or that several hosts have, is left out with a note; but if it runs on exactly one of
-    several hosts, it is taken from there, with a note, unless the names differ in letter case. A transient domain is
-    taken, with a note. The VMs are sorted by name, ignoring letter case; the hosts stay in the given order. Raises
-    Rejected if two hosts have the same name, ignoring letter case, or a host's name is not allowed. Asks no host.
+    A domain that several hosts have is left out, unless it runs on exactly one of them.
     """
     _check_host_names(hosts)
     found: defaultdict[str, list[ImportedVm]] = defaultdict(list)
@@ -140,11 +133,7 @@ def _choose(same_name: list[ImportedVm]) -> tuple[ImportedVm | None, str]:
 
 
 def render_fleet_file(found: ImportedFleet) -> str:
-    """Return the text of the fleet file (TOML) for this fleet, with comments on what it was made from.
-
-    It has the hosts, then the VMs with their names, hosts and, for Windows, `os_type`. Notes, defaults, and each VM's
-    CPUs, memory, interfaces and disks are comments. Writes no file.
-    """
+    """Return the text of the fleet file (TOML) for this fleet, with comments on what it was made from."""
     lines = [
         "# Written by `forewarn fleet import libvirt`. Edit it as you like: sets, update domains, tags, zones.",
         *(_comment(note) for note in found.notes),
@@ -165,10 +154,7 @@ def render_fleet_file(found: ImportedFleet) -> str:
 
 
 def render_settings(hosts: Iterable[ImportedHost]) -> str:
-    """Return the settings (TOML) by which a service acts on these hosts: `hypervisor`, and their URIs.
-
-    They are text; no file is written.
-    """
+    """Return the settings (TOML) by which a service acts on these hosts: `hypervisor`, and their URIs."""
     tables = [f"[libvirt.hosts.{_text(host.name)}]\nuri = {_text(host.uri)}\n" for host in hosts]
     return "\n".join(['hypervisor = "libvirt"\n', *tables])
 

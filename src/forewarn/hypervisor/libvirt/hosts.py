@@ -23,12 +23,7 @@ T = TypeVar("T")
 
 
 class LibvirtHosts:
-    """The connections to the libvirt hosts of the settings, by the fleet's names of them.
-
-    Names ignore letter case. No connection is opened before it is needed. `on_open` is called with the host's name and
-    the session, in a thread, whenever a connection is opened. The attribute `changes` has what the hosts report about
-    VMs and themselves.
-    """
+    """The connections to the libvirt hosts of the settings, by name; `on_open` is called in a thread."""
 
     def __init__(self, hosts: Mapping[str, LibvirtHost], on_open: Callable[[str, LibvirtSession], None]) -> None:
         self.changes = DomainChanges()
@@ -45,10 +40,7 @@ class LibvirtHosts:
         return tuple(connection.name for connection in self._connections.values())
 
     def connection(self, host: str) -> LibvirtConnection:
-        """Return the connection to this host, open or not. Raises Refused if the settings lack the host.
-
-        `host` is its name, ignoring letter case. Opens nothing.
-        """
+        """Return the connection to this host, open or not. Raises Refused if the settings lack the host."""
         connection = self._connections.get(host.casefold())
         if connection is None:
             raise Refused(f"the settings say nothing about host {host}: add [libvirt.hosts.{host}] with its uri")
@@ -59,11 +51,9 @@ class LibvirtHosts:
     ) -> T:
         """Run `work` in a thread with the host's session, and return its result.
 
-        Opens the connection if needed; `work` may run twice, if the connection ends meanwhile. `what` says in errors
-        what could not be done with the VM `vm` ("": with the host). With `is_exclusive`, only one such work runs on the
-        VM at a time: raises HostUnreachable while an earlier one does, even if that has timed out. Also raises
-        HostUnreachable if the host does not answer in time (`work` may go on then), Refused if libvirt refuses, or the
-        host is not in the settings, Rejected without libvirt's Python module, and other errors of `work`.
+        `work` may run twice, if the connection ends meanwhile, and may go on after HostUnreachable. With
+        `is_exclusive`, only one such work runs on the VM at a time. `what` says in errors what could not be done with
+        the VM.
         """
         try:
             return await self.connection(host).call(work, exclusive=vm if is_exclusive else "")
@@ -73,9 +63,7 @@ class LibvirtHosts:
     async def watch(self) -> AsyncGenerator[DomainChange, None]:
         """Yield each change that a host reports about a VM or itself, from now on until it is closed.
 
-        Keeps connections open meanwhile. Includes what this process does itself. An unreachable host raises nothing,
-        and is tried again every five seconds: HOST_LOST and HOST_FOUND are reported if it was connected before, changes
-        of its VMs in between are not.
+        Keeps connections open meanwhile. Changes of VMs while their host is not connected are not reported.
         """
         with self.changes.subscribe() as queue:
             tasks = [asyncio.create_task(keep_open(connection)) for connection in self._connections.values()]

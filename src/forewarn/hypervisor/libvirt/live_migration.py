@@ -33,8 +33,7 @@ _ABORT_INTERVAL_S = 0.2  # between attempts to abort a migration that libvirt ha
 class LiveMigrations:
     """The live migrations that this process has begun, and why the latest one of each VM failed.
 
-    This is kept in memory only. `on_end` is called with the names of the source host and of the VM when a migration is
-    over, however it ended, or `close` no longer waits for it.
+    Kept in memory only. `on_end` is called with the source host and the VM when a migration is over, however it ended.
     """
 
     def __init__(self, *, on_end: Callable[[str, str], None] = lambda host, vm: None) -> None:
@@ -43,20 +42,14 @@ class LiveMigrations:
         self._errors: dict[tuple[str, str], str] = {}
 
     def is_active(self, host: str, vm: str) -> bool:
-        """Return whether this process is migrating the VM from the host now.
-
-        `host` is the name of the source, ignoring letter case, `vm` the exact name of the VM. Asks no host.
-        """
+        """Return whether this process is migrating the VM from the host now."""
         task = self._tasks.get(_key(host, vm))
         return task is not None and not task.done()
 
     async def begin(self, source: LibvirtConnection, target: LibvirtConnection, vm: str) -> None:
         """Begin to migrate the VM live, unless the source does already; returns before the migration is over.
 
-        `vm` is the exact name of the VM. When it succeeds, the source's definition is marked SENT. Raises
-        HostUnreachable if a host does not answer, Refused without permission, LibvirtFailure for other errors.
-        `complete` says why a migration failed later, but a lost connection to the source is only logged. Does not check
-        that the target waits for the VM.
+        When it succeeds, the source's definition is marked SENT. Does not check that the target waits for the VM.
         """
         if (await source.call(lambda session: session.progress(vm))).is_active:
             return  # by its own daemon, since before this process started
@@ -94,12 +87,7 @@ class LiveMigrations:
             self._errors[_key(source.name, vm)] = str(error)
 
     def complete(self, host: str, vm: str, progress: MigrationProgress) -> MigrationProgress:
-        """Return libvirt's progress with what only this process knows: that a migration began or failed.
-
-        `is_active` is also True while this process migrates the VM; `error` is why its latest migration failed ("": it
-        did not). `host` is the name of the source, ignoring letter case, `vm` the exact name of the VM. Changes
-        nothing.
-        """
+        """Return libvirt's progress with what only this process knows: that a migration began or failed."""
         return msgspec.structs.replace(
             progress,
             is_active=progress.is_active or self.is_active(host, vm),
@@ -107,12 +95,7 @@ class LiveMigrations:
         )
 
     async def cancel(self, source: LibvirtConnection, vm: str) -> None:
-        """Abort the migration of the VM, and wait until neither the host nor this process is sending it.
-
-        Returns at once if neither is; the migration may also complete first. Raises HostUnreachable if the host does
-        not answer, or does not stop within its `timeout_s`, Refused without permission, LibvirtFailure for other
-        errors.
-        """
+        """Abort the migration of the VM, and wait until neither the host nor this process is sending it."""
         task = self._tasks.get(_key(source.name, vm))
         try:
             async with asyncio.timeout(source.host.timeout_s):
@@ -126,10 +109,7 @@ class LiveMigrations:
             raise HostUnreachable(f"host {source.name} has not stopped sending VM {vm!r}") from error
 
     async def close(self) -> None:
-        """Stop waiting for migrations, without aborting them.
-
-        Those that the hosts run themselves continue; one that this process controls lasts no longer than the process.
-        """
+        """Stop waiting for migrations, without aborting them."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

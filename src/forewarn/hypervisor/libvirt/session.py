@@ -61,10 +61,7 @@ _is_event_loop_running = False
 
 
 def load_libvirt() -> Any:
-    """Return libvirt's Python module, with its event loop running. Raises Rejected if it is not installed.
-
-    The first call starts a daemon thread for that loop, and stops libvirt from printing errors.
-    """
+    """Return libvirt's Python module, with its event loop running. Raises Rejected if it is not installed."""
     try:
         import libvirt
     except ImportError as error:
@@ -90,8 +87,7 @@ def _run_event_loop(libvirt: Any) -> None:
 class LibvirtSession:
     """One open connection to a host's libvirt. Use `open_session`; several threads may call it at once.
 
-    `libvirt` is the imported module, `connection` its open connection. The attribute `storage` is about the storage
-    pools of the host. Methods name domains exactly, block, and raise LibvirtFailure if libvirt refuses.
+    Methods name domains exactly, block, and raise LibvirtFailure if libvirt refuses.
     """
 
     def __init__(self, libvirt: Any, connection: Any) -> None:
@@ -107,8 +103,7 @@ class LibvirtSession:
     def watch(self, on_lifecycle: OnLifecycle, on_close: OnClose) -> None:
         """Call these functions, in libvirt's thread, when a domain changes or the connection ends.
 
-        They are called until `close`, and must not block. `on_lifecycle` gets the domain's name, and libvirt's numbers
-        of event and detail. Raises LibvirtFailure.
+        They must not block.
         """
 
         def lifecycle(_connection: Any, domain: Any, event: int, detail: int, _opaque: Any) -> None:
@@ -162,8 +157,7 @@ class LibvirtSession:
     def status(self, name: str) -> DomainStatus | None:
         """Return what the host reports about a domain; None if it has none of this name.
 
-        Repeats its several libvirt calls, up to 20 times, until nothing changes between them. Raises LibvirtFailure,
-        also if the domain keeps changing.
+        Repeats its several libvirt calls, up to 20 times, until nothing changes between them.
         """
         if (domain := self._domain_or_none(name)) is None:
             return None
@@ -176,10 +170,7 @@ class LibvirtSession:
         raise LibvirtFailure(f"domain {name} changes all the time", OPERATION_TIMEOUT)
 
     def stop_reason(self, name: str) -> str:
-        """Return why the host has halted a domain, with the disks that have failed; "" if it has not.
-
-        Raises LibvirtFailure without such a domain.
-        """
+        """Return why the host has halted a domain, with the disks that have failed; "" if it has not."""
         domain = self._domain(name)
         with self._failures():
             state, reason = domain.state()
@@ -253,10 +244,7 @@ class LibvirtSession:
             self._domain(name).reset()
 
     def press_power_button(self, name: str) -> None:
-        """Ask the guest to shut down, through ACPI where the driver lets one choose; does not wait for it.
-
-        Raises LibvirtFailure if the domain is off or not known.
-        """
+        """Ask the guest to shut down, through ACPI where the driver lets one choose; does not wait for it."""
         domain = self._domain(name)
         try:
             with self._failures():
@@ -278,10 +266,7 @@ class LibvirtSession:
             self._domain(name).destroy()
 
     def undefine(self, name: str) -> None:
-        """Make the host forget a domain that is off, with its saved memory, firmware variables and snapshots.
-
-        Its disks stay. A driver without these options only undefines it. Raises LibvirtFailure if unknown or refused.
-        """
+        """Make the host forget a domain that is off, with its saved memory, firmware variables and snapshots."""
         flags = self._libvirt
         domain = self._domain(name)
         try:
@@ -316,10 +301,7 @@ class LibvirtSession:
             self._connection.defineXML(xml)
 
     def metadata(self, name: str, namespace: str, which: int) -> str | None:
-        """Return our metadata element of a domain's LIVE or STORED definition (`which`); None if it has none.
-
-        `namespace` selects the element. None also without such a domain or definition. Raises LibvirtFailure.
-        """
+        """Return our metadata element of a domain's LIVE or STORED definition (`which`); None if it has none."""
         try:
             with self._failures():
                 return str(self._domain(name).metadata(_ELEMENT_METADATA, namespace, which))
@@ -329,10 +311,7 @@ class LibvirtSession:
             raise
 
     def set_metadata(self, name: str, namespace: str, element: str | None, which: int) -> None:
-        """Store an element, or remove it (None), in a domain's LIVE or STORED definition, or both (`|`).
-
-        Replaces what the namespace has. Does nothing if there is none to remove. Raises LibvirtFailure.
-        """
+        """Store an element, or remove it (None), in a domain's LIVE or STORED definition, or both (`|`)."""
         selected = [one for one in (LIVE, STORED) if which & one]
         if element is None and all(self.metadata(name, namespace, one) is None for one in selected):
             return
@@ -344,10 +323,9 @@ class LibvirtSession:
     ) -> None:
         """Migrate a domain live, so that it ends paused on the target and off here; blocks until it is over.
 
-        `dest_xml` is its running definition there, `stored_xml` the stored one. With `peer_uri` the source's daemon
-        calls the target's, and continues when this process ends; without it ("") this process passes the messages
-        between the two. `migrate_uri` "": libvirt chooses. Disks are not copied. Raises LibvirtFailure if it fails: the
-        domain then goes on here, but after a lost connection that is unknown.
+        With `peer_uri` the source's daemon calls the target's, and continues when this process ends; without it this
+        process passes the messages between the two. Disks are not copied. After a lost connection the outcome is
+        unknown; after any other failure the domain goes on here.
         """
         constants = self._libvirt
         flags = constants.VIR_MIGRATE_LIVE | constants.VIR_MIGRATE_PAUSED | constants.VIR_MIGRATE_PERSIST_DEST
@@ -364,10 +342,7 @@ class LibvirtSession:
                 domain.migrate3(target._connection, parameters, flags)
 
     def progress(self, name: str) -> MigrationProgress:
-        """Return how the migration of a domain from here is going, or how one that completed went; else zeros.
-
-        A domain that is not known has none. Why one failed is not known here (`error` ""). Raises LibvirtFailure.
-        """
+        """Return how the migration of a domain from here is going, or how one that completed went; else zeros."""
         completed = self._libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED | self._libvirt.VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED
         for flags in (0, completed):
             try:
@@ -404,10 +379,7 @@ class LibvirtSession:
         return FreeCapacity(memory_mib=self.free_memory_mib(), cpu_model=host_cpu_model(capabilities), vms=vms)
 
     def free_memory_mib(self) -> int:
-        """Return the memory in MiB that the host could give to more VMs, its page cache included.
-
-        Where libvirt does not know that: the host's memory less that of its active domains. Raises LibvirtFailure.
-        """
+        """Return the memory in MiB that the host could give to more VMs, its page cache included."""
         try:
             with self._failures():
                 kib = self._connection.getMemoryStats(-1)
@@ -432,11 +404,7 @@ class LibvirtSession:
         return needs
 
     def can_run_cpu(self, cpu: str) -> bool:
-        """Return whether the host can continue a running domain with this CPU (from `cpu_needs`).
-
-        True also if this libvirt cannot compare CPUs: a migration that is not possible then fails, and the VM stays.
-        Raises LibvirtFailure if the connection is lost, msgspec.DecodeError if `cpu` is "" or another text.
-        """
+        """Return whether the host can continue a running domain with this CPU (from `cpu_needs`)."""
         needs = parse_cpu_needs(cpu)
         try:
             with self._failures():

@@ -21,31 +21,20 @@ class StoragePool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LibvirtStorage:
-    """The storage pools of one libvirt host. A path names a file or device, or is POOL/VOLUME.
-
-    `LibvirtSession.storage` is one. `failures` is a context manager that turns libvirt's errors into LibvirtFailure,
-    which all methods raise. `connection` is libvirt's. Calls block.
-    """
+    """The storage pools of one libvirt host. A path names a file or device, or is POOL/VOLUME. Calls block."""
 
     def __init__(self, connection: Any, failures: Callable[[], AbstractContextManager[None]]) -> None:
         self._connection = connection
         self._failures = failures
 
     def find_pool(self, path: str) -> StoragePool | None:
-        """Return the storage pool that manages this path; None if none does.
-
-        If several do, it is an active one, if there is one. The volume need not exist. Raises LibvirtFailure.
-        """
+        """Return the storage pool that manages this path; None if none does."""
         with self._failures():
             found = [StoragePool(name=pool.name(), is_active=bool(pool.isActive())) for pool in self._pools(path)]
         return max(found, key=lambda pool: pool.is_active, default=None)
 
     def delete_volume(self, path: str) -> bool:
-        """Delete the volume with this path from its storage pool; return whether there was one.
-
-        Refreshes the active pools that manage the path if none lists it. Raises LibvirtFailure, also for a POOL/VOLUME
-        whose pool is missing or not active.
-        """
+        """Delete the volume with this path from its storage pool; return whether there was one."""
         if not self._has_volume(path):
             return False
         with self._failures():
@@ -53,21 +42,14 @@ class LibvirtStorage:
         return True
 
     def volume_xml(self, path: str) -> str | None:
-        """Return the XML of the volume with this path; None if there is no such volume.
-
-        Refreshes the active pools that manage the path if none lists it. Raises LibvirtFailure, also for a POOL/VOLUME
-        whose pool is missing or not active.
-        """
+        """Return the XML of the volume with this path; None if there is no such volume."""
         if not self._has_volume(path):
             return None
         with self._failures():
             return str(self._volume(path).XMLDesc(0))
 
     def create_volume(self, path: str, xml: str) -> None:
-        """Create a volume in the storage pool that manages this path; does nothing without an active one.
-
-        `xml` describes the volume. Raises LibvirtFailure, also if the volume exists.
-        """
+        """Create a volume in the storage pool that manages this path; does nothing without an active one."""
         with self._failures():
             for pool in self._pools(path):
                 if pool.isActive():

@@ -46,12 +46,7 @@ _GIVEN_UP_AFTER_S = 3600.0  # real time; by then an act that was given up has no
 
 
 class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long acts on real VMs wait for guests, hosts and migrations, in seconds of real time.
-
-    After `migration_deadline_s`, a live migration is cancelled, a move that is being prepared fails if a host is
-    silent, and marks on a silent host are no longer waited for. After `clean_up_timeout_s`, an act ends although a
-    silent host keeps an old definition, and a VM that has not arrived completely boots.
-    """
+    """How long acts on real VMs wait for guests, hosts and migrations, in seconds of real time."""
 
     acpi_timeout_s: float = 60.0  # until a guest that was asked to shut down is powered off or reset
     migration_deadline_s: float = 300.0  # for the steps BEGIN, PREPARE and SEND
@@ -63,11 +58,7 @@ class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     capacity_interval_s: float = 15.0  # between looks at what a host has free
 
     def step_limit_s(self, step: Step) -> float | None:
-        """Return the number of seconds of real time after which this step is overdue; None: never.
-
-        `acpi_timeout_s` for SHUT_DOWN, `migration_deadline_s` for BEGIN, PREPARE and SEND, `clean_up_timeout_s` for
-        UNDO, ACTIVATE and CLEAN_UP, None for all others.
-        """
+        """Return the number of seconds of real time after which this step is overdue; None: never."""
         match step:
             case Step.SHUT_DOWN:
                 return self.acpi_timeout_s
@@ -82,11 +73,8 @@ class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class MachineHypervisor:
     """Performs acts on real VMs through a driver, and keeps each step in a journal. It owns both.
 
-    It implements `Hypervisor`, and also moves VMs to and from hosts with a hypervisor of their own, observes hosts and
-    knows their capacity. `policy` has its time limits; `real_clock` is real time (None: the system's).
-    `is_confirmed_down` says whether an operator has confirmed that a host is down, by its name. A VM that moves runs on
-    its destination only once its source has confirmed that it stopped or sent it, or was fenced or confirmed down, or
-    the VM's disk locks are free.
+    A VM that moves runs on its destination only once its source has confirmed that it stopped or sent it, or was fenced
+    or confirmed down, or the VM's disk locks are free.
     """
 
     def __init__(
@@ -116,14 +104,6 @@ class MachineHypervisor:
         self._is_closed = False
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Advance the act for about `perform_wait_s` of real time, or return its recorded outcome.
-
-        A host that does not answer, or refuses to be read (such as one that is not in the settings), makes the act
-        wait, and some acts fail in the end; the note of ActUnderWay says what the act waits for. While another call for
-        this VM runs, only returns ActUnderWay or the recorded outcome. An earlier act on the VM that was given up is
-        ended first, which may also make this one wait. Raises ActNotTried if the journal, or another file of this
-        machine, cannot be used. `now` is lab time.
-        """
         record = self._journal.find(act.id)
         if record is not None and record.ok is not None:
             return ActDone(ok=record.ok, note=record.note)
@@ -136,13 +116,6 @@ class MachineHypervisor:
             self._busy.discard(act.vm)
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
-        """Advance one step of a move between hosts with a hypervisor each, or return how it ended.
-
-        A step takes effect at most once; `given` is what the hosts have handed over so far. Takes about
-        `perform_wait_s` of real time, and reports ActUnderWay if the step is not over then. While another call for this
-        VM runs, it only returns that the step is under way. Raises ActNotTried if the journal, or another file of this
-        machine, cannot be used. `now` is lab time.
-        """
         if act.vm in self._busy:
             return StepReport.of(ActUnderWay(at=now + _RETRY_AFTER_S))
         self._busy.add(act.vm)
@@ -213,8 +186,7 @@ class MachineHypervisor:
     async def _settle(self, earlier: MachineActRecord, act: Act, now: float) -> ActUnderWay | None:
         """End an act that was given up before it was done; return what it waits for, None once it has ended.
 
-        The service gives an act up if one of its hosts fails. A move that its source has not released is undone, and
-        one that was released is completed. A start on a host that the new act does not concern is undone.
+        A move that its source has not released is undone, and one that was released is completed.
         """
         reason = f"given up in favour of {act.verb} {act.id}"
         is_start_elsewhere = bool(earlier.destination) and earlier.destination not in (act.from_host, act.to_host)
@@ -274,7 +246,6 @@ class MachineHypervisor:
         """Return what the act's hosts report; None before its first step, Wait if one cannot be looked at.
 
         What is `known` from a moment ago is not asked again: a guest that runs keeps its QEMU from answering quickly.
-        The operations that follow check the state on their hosts in any case.
         """
         if record.step is Step.BEGIN:
             return None
@@ -371,12 +342,6 @@ class MachineHypervisor:
         return self._policy.observe_interval_s
 
     async def observe(self, host: str) -> HostObservation:
-        """Return what a host reports about its VMs, or, in `problem`, why it does not answer or refuses.
-
-        `acting_on` has the keys of VMs, on any host, with an act that has not ended and that entered a step within the
-        last hour of real time; it is empty if the host does not answer. Raises ActNotTried if the journal or another
-        file of this machine cannot be used.
-        """
         since = self._clock.now() - _GIVEN_UP_AFTER_S
         acting_on = self._journal.vms_acted_on(since)
         try:
@@ -389,18 +354,10 @@ class MachineHypervisor:
         return HostObservation(host=host, machines=machines, acting_on=acting_on)
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
-        """Yield the name of a host whenever its VMs, or the connection to it, may have changed.
-
-        It goes on until it is closed.
-        """
         return self._driver.changed_hosts()
 
     @property
     def free_mib(self) -> Mapping[str, int]:
-        """Memory in MiB that hosts have free, by the host's name; without hosts that did not answer last time.
-
-        Empty until `watch_capacity` has looked at the hosts.
-        """
         return self._capacity.free_mib
 
     @property
@@ -410,35 +367,17 @@ class MachineHypervisor:
 
     @property
     def vm_mib(self) -> Mapping[str, int]:
-        """Memory of each VM in MiB, by the VM's name, as its host or a kept definition said the last time.
-
-        Empty until `watch_capacity` has looked at the hosts.
-        """
         return self._capacity.vm_mib
 
     @property
     def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
-        """Hosts that cannot run a VM's CPU, by the VM's name: it cannot be migrated to them live.
-
-        A VM without an entry fits all hosts, as far as is known.
-        """
         return self._capacity.incompatible_hosts
 
     @property
     def vm_cpus(self) -> Mapping[str, str]:
-        """The CPU that each running VM needs, by the VM's name, as a text for `can_run_cpu`.
-
-        VMs that any host can run, or whose CPU cannot be compared with the CPUs of hosts, have no entry. The VMs of a
-        host that became silent keep their entries.
-        """
         return self._capacity.vm_cpus
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
-        """Return whether a VM with this CPU can be migrated live to the host; None if that is not known now.
-
-        `cpu` is a text from `vm_cpus`. The answer is not known if the host has not answered yet, or does not answer
-        now. Raises nothing for such a host.
-        """
         return await self._capacity.can_run_cpu(host, cpu)
 
     @property
@@ -447,19 +386,11 @@ class MachineHypervisor:
         return self._capacity.silent_hosts
 
     async def watch_capacity(self) -> None:
-        """Look at what hosts have free and what VMs need, again and again, until cancelled.
-
-        Each host is looked at every `capacity_interval_s`, and after each act on it. Unless this runs, nothing is known
-        about capacity. A host that becomes silent is logged.
-        """
+        """Look at what hosts have free and what VMs need, again and again, until cancelled."""
         await self._capacity.run()
 
     async def close(self) -> None:
-        """Close the driver and the journal; may be called twice. Acts under way stay as they are.
-
-        Ends fence commands that run. Migrations under way are left to the driver; a hypervisor that is opened later
-        continues all acts.
-        """
+        """Close the driver and the journal; may be called twice. Acts under way stay as they are."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -469,9 +400,6 @@ class MachineHypervisor:
 
 
 def _can_go_on(record: MachineActRecord, seen: Observation) -> bool:
-    """Return whether what was seen before this step was entered is enough for its first operation.
-
-    The operation checks the state on its host again.
-    """
+    """Return whether what was seen before this step was entered is enough for its first operation."""
     has_arrived = seen.source is MachineState.SENT and seen.destination is MachineState.RECEIVED
     return record.step is Step.SEND or (record.step is Step.ACTIVATE and has_arrived)

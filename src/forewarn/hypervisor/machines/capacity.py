@@ -20,10 +20,8 @@ log = logging.getLogger(__name__)
 class HostCapacityMonitor:
     """Keeps in memory what is known about the free memory of a driver's hosts, and what VMs need.
 
-    `free_mib` (in MiB) is by host; `vm_mib`, `vm_cpus` and `incompatible_hosts` are by the VM's name. All are empty
-    until `run` or `refresh` has looked. `vm_cpus` has the CPUs that can be compared. A host that did not answer the
-    last time is in `silent_hosts`, and its free memory is not known. What VMs need stays known. `interval_s` is real
-    time.
+    A host that did not answer the last time is in `silent_hosts`, and its free memory is not known; what VMs need stays
+    known.
     """
 
     def __init__(self, driver: MachineDriver, *, interval_s: float) -> None:
@@ -46,30 +44,19 @@ class HostCapacityMonitor:
         return frozenset(self._silent - {""})
 
     async def run(self) -> None:
-        """Look at all hosts until cancelled, each on its own, so that a silent one delays no other.
-
-        Each is looked at every `interval_s` seconds of real time, and at once after `look_again`. A host that becomes
-        silent is logged.
-        """
+        """Look at all hosts until cancelled, each on its own, so that a silent one delays no other."""
         async with asyncio.TaskGroup() as tasks:
             for host in self._is_due:
                 tasks.create_task(self._watch(host))
 
     def look_again(self, *hosts: str) -> None:
-        """Make `run` look at these hosts, and at VMs on no host, at once; does not wait for that.
-
-        Ignores names that the driver does not have.
-        """
+        """Make `run` look at these hosts, and at VMs on no host, at once; does not wait for that."""
         for host in ("", *hosts):
             if (due := self._is_due.get(host)) is not None:
                 due.set()
 
     async def refresh(self, host: str) -> None:
-        """Look at one host now, and compare CPUs; "": at the VMs on no host. Raises nothing.
-
-        A host that does not answer, refuses, or cannot be looked at because of this machine's disk becomes silent, and
-        its free memory is not known any more; that is logged when it begins. What its VMs need stays known.
-        """
+        """Look at one host now, and compare CPUs; "": at the VMs on no host. Raises nothing."""
         try:
             if not host:
                 self._set_memory("", await self._driver.kept_vms())
@@ -107,10 +94,7 @@ class HostCapacityMonitor:
                     await due.wait()
 
     async def _compare_cpus(self) -> None:
-        """Find the hosts that cannot run the CPU of each VM; a host that cannot say so counts as one that can.
-
-        A CPU that does not even fit the host where it runs cannot be compared, so it excludes no host.
-        """
+        """Find the hosts that cannot run the CPU of each VM; a host that cannot say so counts as one that can."""
         found: dict[str, frozenset[str]] = {}
         comparable: dict[str, str] = {}
         for host, cpus in list(self._cpus.items()):
@@ -125,11 +109,7 @@ class HostCapacityMonitor:
         self.incompatible_hosts, self.vm_cpus = found, comparable
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
-        """Return whether the host can run a VM with this CPU; None if that is not known now.
-
-        `cpu` is a text from `vm_cpus`. The answer is not known if the host has never answered, or does not answer now.
-        A host's answer is kept while its CPU model stays the same.
-        """
+        """Return whether the host can run a VM with this CPU; None if that is not known now."""
         return await self._fits(host, cpu) if host in self._cpu_models else None
 
     async def _fits(self, host: str, cpu: str) -> bool | None:

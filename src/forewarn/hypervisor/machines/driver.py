@@ -17,13 +17,7 @@ from forewarn.errors import Unavailable
 
 
 class MachineState(StrEnum):
-    """What a host reports about a VM.
-
-    RUNNING. PAUSED: in memory, its next resume continues it. HALTED: in memory, stopped by an error, such as of a disk.
-    RECEIVING: prepared as the destination of a live migration that is not complete. RECEIVED: paused, with the complete
-    state of a live migration. SENT: a live migration from here has completed, so it must not be resumed. OFF: the host
-    knows it, and it does not run. ABSENT: the host does not know it.
-    """
+    """What a host reports about a VM."""
 
     RUNNING = "running"
     PAUSED = "paused"  # in memory and not running: its next resume continues it
@@ -41,7 +35,7 @@ IN_MEMORY = frozenset({MachineState.RUNNING, MachineState.PAUSED, MachineState.H
 class HostUnreachable(Unavailable):
     """The host, its hypervisor's socket or its daemon does not answer: the state of its VMs is unknown.
 
-    The methods of `MachineDriver` raise it. An unreachable host has not failed: its VMs may be running.
+    An unreachable host has not failed: its VMs may be running.
     """
 
 
@@ -86,12 +80,10 @@ class FreeCapacity(msgspec.Struct, frozen=True, kw_only=True):
 class MachineDriver(Protocol):
     """Operations on the VMs of several hosts. `host` is the fleet's name of a host, `vm` the VM's name.
 
-    Every call raises HostUnreachable if the host does not answer within the driver's own timeout, and
-    `forewarn.errors.Refused` with one sentence if the platform refuses the operation for good (no permission, no such
-    disk, the destination is full), or the settings lack the host. Names of VMs must match exactly; names of hosts too
-    with QEMU, but libvirt ignores their letter case. A call raises ActNotTried if a file that the driver keeps on this
-    machine cannot be used, such as on a full disk (QEMU: Refused). A call that was lost or came too late must do no
-    harm: each call checks the state that it needs, on the host, when it takes effect.
+    Every call raises HostUnreachable if the host does not answer within the driver's own timeout, Refused if the
+    platform refuses for good or the VM is in another state than the call needs, and ActNotTried if a file that the
+    driver keeps on this machine cannot be used, such as on a full disk. A call that was lost or came too late must do
+    no harm: each call checks the state that it needs, on the host, when it takes effect.
     """
 
     can_reimage: bool  # whether `reimage` is possible; False: it always refuses
@@ -103,95 +95,63 @@ class MachineDriver(Protocol):
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
         """Return all VMs that the host has now, by name, and their states. Changes nothing.
 
-        This includes VMs that the fleet does not know, and VMs that are off. A VM whose QEMU does not answer is
-        CHANGING. Raises HostUnreachable or Refused.
+        This includes VMs that the fleet does not know. A VM whose hypervisor does not answer is CHANGING.
         """
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
         """Yield the name of a host whenever its VMs, or the connection to it, may have changed.
 
-        It goes on until it is closed. A host that does not answer raises nothing. Changes while it is not connected to
-        the host, or to a QEMU (within five seconds of its start), are not reported.
+        Changes while the host is not connected are not reported.
         """
 
     async def state(self, host: str, vm: str) -> MachineState:
         """Return what the host reports about the VM now; ABSENT if it does not know it.
 
-        A later `wait_for_change` waits for changes after this call. With QEMU it also keeps a copy of the definition,
-        and ends a process whose guest has shut down. Raises HostUnreachable or Refused.
+        A later `wait_for_change` waits for changes after this call.
         """
 
     async def stop_reason(self, host: str, vm: str) -> str:
-        """Return for people why the VM is HALTED, such as `no space is left for disk vda`.
-
-        "" if it is not HALTED; if it is ABSENT, libvirt refuses. Raises HostUnreachable or Refused.
-        """
+        """Return for people why the VM is HALTED, such as `no space is left for disk vda`."""
 
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
         """Wait until the host reports that the VM may have changed since `state` was last called.
 
-        Returns True then, and False after `within_s` seconds of real time, or earlier if nothing would be reported, as
-        for a VM without a QEMU. With QEMU, other operations on the VM wait meanwhile. Raises HostUnreachable or
-        Refused.
+        Returns False after `within_s` seconds of real time, or earlier if nothing would be reported.
         """
 
     async def pause(self, host: str, vm: str) -> None:
-        """Stop the VM's CPUs: RUNNING becomes PAUSED. Does nothing if it is already paused.
-
-        In other states libvirt refuses; QEMU does nothing, and refuses only a VM without a process. Raises
-        HostUnreachable or Refused.
-        """
+        """Stop the VM's CPUs: RUNNING becomes PAUSED. Does nothing if it is already paused."""
 
     async def resume(self, host: str, vm: str) -> None:
         """Let a paused VM continue: PAUSED, RECEIVED or HALTED becomes RUNNING. Refuses a VM that was SENT.
 
-        Does nothing if it is RUNNING. A VM whose error is still there becomes HALTED again. Raises HostUnreachable, or
-        Refused in any other state, and with QEMU while it is being sent.
+        A VM whose error is still there becomes HALTED again.
         """
 
     async def reset(self, host: str, vm: str) -> None:
-        """Reset a PAUSED or HALTED VM like its reset button: it is PAUSED then, and its next resume boots it.
-
-        Raises HostUnreachable, or Refused in any other state. A repeated call resets it again.
-        """
+        """Reset a PAUSED or HALTED VM like its reset button: it is PAUSED then, and its next resume boots it."""
 
     async def press_power_button(self, host: str, vm: str) -> None:
-        """Ask the guest through ACPI to shut down; a guest that does so becomes OFF. Returns at once.
-
-        A guest may ignore it. Does nothing if the VM is OFF. Raises HostUnreachable, or Refused if it is ABSENT;
-        libvirt also refuses states other than RUNNING.
-        """
+        """Ask the guest through ACPI to shut down, and return at once; a guest may ignore it."""
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Boot a VM that is OFF, with a new and empty ephemeral disk if asked: OFF becomes RUNNING.
 
-        Does nothing if it is RUNNING or HALTED: it has been booted. A missing ephemeral disk is also made, with libvirt
-        only if its XML is kept. Raises HostUnreachable, or Refused in any other state, if a disk cannot be made, or if
-        the VM does not start; the disk may already be empty then.
+        Does nothing if it is RUNNING or HALTED: it has been booted. After a failure the disk may already be empty.
         """
 
     async def power_off(self, host: str, vm: str) -> None:
-        """End the VM at once, without asking the guest: any state but ABSENT becomes OFF. Its disks stay.
-
-        Does nothing if it is OFF. Raises HostUnreachable, or Refused if it is ABSENT.
-        """
+        """End the VM at once, without asking the guest: any state but ABSENT becomes OFF. Its disks stay."""
 
     async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
         """Make the host forget a VM that is OFF: it becomes ABSENT. Does nothing if it is ABSENT.
 
-        With `delete_disks`, the disks are deleted before the host forgets the VM, so that a repeated call finishes it.
-        For a VM that is on no host, because it was removed with its disks kept, `host` is "": only the disks are left.
-        Without `delete_disks`, a copy of the definition is kept, but QEMU deletes an ephemeral disk with a relative
-        path. Raises HostUnreachable, or Refused in any other state, and if a disk cannot be deleted: libvirt needs an
-        active storage pool, QEMU a file.
+        With `delete_disks`, the disks are deleted before the host forgets the VM, so that a repeated call finishes it;
+        without, a copy of the definition is kept. For a VM that is on no host, `host` is "": only the disks are left.
         """
 
     async def reimage(self, host: str, vm: str) -> None:
-        """Replace the OS disk of a VM that is OFF with a new copy of its image; it stays OFF.
-
-        Raises HostUnreachable, or Refused in any other state, and if the disk has no image: a backing file with
-        libvirt, `image` in the definition with QEMU. A repeated call replaces it again.
-        """
+        """Replace the OS disk of a VM that is OFF with a new copy of its image; it stays OFF."""
 
     async def copy_definition(
         self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False, then_receives: bool = False
@@ -199,127 +159,79 @@ class MachineDriver(Protocol):
         """Define the VM on `to_host`, OFF there, as on `host`.
 
         The disks must be reachable from both hosts. `fresh_ephemeral_disk` says that `power_on` will be asked for a new
-        ephemeral disk there: raises Refused if that is certainly not possible. `then_receives` says that
-        `prepare_to_receive` follows at once: the definition is durable at the latest when that returns. If the service
-        is killed before that, the VM is ABSENT there, or OFF or RECEIVING with its definition. Finishes what an earlier
-        call left unfinished. Drivers keep what they need outside the host, for when `host` is lost, or is "" because
-        the VM was removed with its disks kept and is on no host. Raises HostUnreachable, or Refused if `to_host` runs a
-        VM of this name, or has too little memory free.
+        ephemeral disk there: refuses if that is certainly not possible. `then_receives` says that `prepare_to_receive`
+        follows at once: the definition is durable at the latest when that returns. If the service is killed before
+        that, the VM is ABSENT there, or OFF or RECEIVING with its definition. Finishes what an earlier call left
+        unfinished. Drivers keep what they need outside the host, for when `host` is lost, or is "" because the VM is on
+        no host.
         """
 
     async def read_definition(self, host: str, vm: str) -> bytes:
-        """Return the VM's definition, for `define` by the driver of another host.
-
-        It is in the format of the driver. If the host does not answer or has lost the VM, it is a copy that the driver
-        has kept. Raises Refused if there is neither; HostUnreachable if the host is silent and there is no copy.
-        """
+        """Return the VM's definition, or the driver's copy of it, for `define` by the driver of another host."""
 
     async def define(
         self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
     ) -> None:
         """Define the VM on `host`, OFF there, as `read_definition` described it on `from_host`.
 
-        b"" stands for a lost description: the copies of this driver are used. The disks must be reachable from both
-        hosts; with `fresh_ephemeral_disk`, raises Refused if a new ephemeral disk is certainly not possible there.
-        Keeps the given definition as its copy. Finishes what an earlier call left unfinished. Raises HostUnreachable,
-        or Refused if there is no copy, if `host` runs a VM of this name, or has too little memory free. QEMU has one
-        copy per VM, so it ignores `from_host`.
+        b"" stands for a lost description: the copies of this driver are used. Keeps the given definition as its copy.
+        Finishes what an earlier call left unfinished.
         """
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
-        """Make the VM on `to_host` the destination of a live migration: OFF becomes RECEIVING.
-
-        Does nothing if it is RECEIVING. Raises HostUnreachable, or Refused in any other state, including ABSENT.
-        libvirt also refuses if too little memory is free, QEMU if a disk has a relative path.
-        """
+        """Make the VM on `to_host` the destination of a live migration: OFF becomes RECEIVING."""
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
         """Begin to migrate the VM live to a host where it is RECEIVING, and return at once.
 
         The migration ends with the VM SENT here and RECEIVED there or, if it fails, in its earlier state here. The VM
         may be RECEIVED there even if the migration fails here at the last moment. Does nothing if the VM is being sent,
-        or was SENT. Raises HostUnreachable, or Refused if the VM is not RECEIVING there.
+        or was SENT.
         """
 
     async def receive_address(self, host: str, vm: str) -> str:
-        """Return the address where a RECEIVING VM waits, for `send_to` of another driver; "": not needed.
-
-        Raises HostUnreachable, or Refused if the VM does not wait.
-        """
+        """Return the address where a RECEIVING VM waits, for `send_to` of another driver; "": not needed."""
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
-        """Begin to migrate the VM live to a host of another driver, where it waits at this address.
-
-        The other driver has prepared the VM and returned the address (`receive_address`); "": `to_host` is a host of
-        this driver. libvirt ignores the address, so both hosts must be in its settings. Returns at once; when the
-        migration has succeeded, the VM is SENT here and RECEIVED there. Does nothing if it is being sent, or was SENT.
-        Raises HostUnreachable or Refused.
-        """
+        """Begin to migrate the VM live to a host of another driver, where it waits at this `receive_address`."""
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
-        """Return how the live migration from this host is going; inactive, with zeros, if none has begun.
-
-        With libvirt, `error` is known only for migrations that this process has begun. Raises HostUnreachable or
-        Refused.
-        """
+        """Return how the live migration from this host is going; inactive, with zeros, if none has begun."""
 
     async def cancel_send(self, host: str, vm: str) -> None:
         """Abort a live migration from this host; the VM continues here. Does nothing if none is active.
 
         It may complete before it is aborted: then the VM is SENT. After this has returned, an earlier `send` whose
-        answer was lost has no further effect. Raises HostUnreachable, also if the host does not stop in time, or
-        Refused.
+        answer was lost has no further effect.
         """
 
     async def read_mark(self, host: str, vm: str) -> MachineMark | None:
-        """Return the mark that is stored with the VM on this host: the act that was last begun on it.
-
-        None if it has none, or is ABSENT. Raises HostUnreachable or Refused.
-        """
+        """Return the mark that is stored with the VM on this host: the act that was last begun on it."""
 
     async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
-        """Store the mark (an act and its step) durably with the VM on this host, in place of an earlier one.
-
-        Raises HostUnreachable, or Refused if the host does not know the VM, or libvirt would forget it when it ends.
-        """
+        """Store the mark (an act and its step) durably with the VM on this host, in place of an earlier one."""
 
     async def can_lock_disks(self, host: str, vm: str) -> bool:
         """Return whether the VM's disk locks, which it would hold if it ran on `host`, are free.
 
-        `host` may be silent. True only if the VM certainly does not run there, was seen there with these locks, and
-        will hold them on any other host. Also False if the settings do not allow it, or the platform cannot tell, as
-        libvirt never can. Keeps no lock. Raises Refused if the kept definition of the VM is wrong.
+        True only if the VM certainly does not run there, was seen there with these locks, and will hold them on any
+        other host. `host` may be silent. Keeps no lock.
         """
 
     async def fence(self, host: str) -> bool:
         """Cut the host off with the operator's fence command; return whether it succeeded. May take long.
 
-        Also False without such a command, and after a timeout. After True, no VM runs on the host: QEMU checks that,
-        libvirt relies on the exit code 0. Raises HostUnreachable or Refused.
+        After True, no VM runs on the host.
         """
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return what the host can still take, and what its VMs need. Raises HostUnreachable or Refused.
-
-        Free memory is what libvirt reports, page cache included; with QEMU, it is the setting less the memory of VMs
-        with a process.
-        """
+        """Return what the host can still take, and what its VMs need. Raises HostUnreachable or Refused."""
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
-        """Return whether a VM with this CPU (a text from `VmNeeds.cpu`) can be migrated live to the host.
-
-        Also True if the platform cannot tell, and always with QEMU, since all its hosts are this machine. Raises
-        HostUnreachable or Refused.
-        """
+        """Return whether a VM with this CPU (a text from `VmNeeds.cpu`) can be migrated live to the host."""
 
     async def kept_vms(self) -> dict[str, VmNeeds]:
-        """Return the needs, by name, of VMs whose definition the driver keeps apart from any host.
-
-        This includes VMs on no host, and possibly others. Asks no host.
-        """
+        """Return the needs, by name, of VMs whose definition the driver keeps apart from any host."""
 
     async def close(self) -> None:
-        """Release connections; may be called twice. VMs and acts under way are left as they are.
-
-        Migrations that libvirt runs through this process (without `peer_uri`) end with the process.
-        """
+        """Release connections; may be called twice. VMs and acts under way are left as they are."""

@@ -14,10 +14,7 @@ log = logging.getLogger(__name__)
 async def run_fence_command(command: Sequence[str], host: str, *, timeout_s: float) -> bool:
     """Run the operator's fence command of a host; return whether it ended with code 0 in time.
 
-    A fence command cuts the host off, so that no VM runs there. Its environment is this process's plus FOREWARN_HOST,
-    the host's name; its output is dropped. The command is killed if the call is cancelled; after `timeout_s` seconds of
-    real time it is killed, and has failed. Also returns False without a command ([]), or if it cannot be started.
-    Failures are logged; nothing is raised.
+    Its environment has FOREWARN_HOST, the host's name. It is killed after `timeout_s`, or if the call is cancelled.
     """
     if not command:
         return False

@@ -62,10 +62,8 @@ _Perform = Callable[[Act, MoveHandover, float], Awaitable[StepReport]]
 class HostMoves:
     """Performs one side's steps when VMs move between hosts that have a hypervisor each.
 
-    It performs the steps for the hosts of its driver; the hypervisor of the other host performs the rest. A VM is
-    activated only with a release, by which its source gives it up, and never after its preparation was undone. The
-    source of a release never resumes the VM, unless it is told to take it back. The arguments are shared with the
-    MachineHypervisor that creates it; `clock` is real time.
+    A VM is activated only with a release, by which its source gives it up, and never after its preparation was undone.
+    The source of a release never resumes the VM, unless it is told to take it back.
     """
 
     def __init__(
@@ -83,12 +81,7 @@ class HostMoves:
         self._done: dict[str, tuple[int, Operation]] = {}  # as in `MachineHypervisor`
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
-        """Advance a step of a move for about `perform_wait_s` of real time, or return how it ended.
-
-        `perform_wait_s` is in the policy. Only one call per VM may run at a time. `given` is what the hosts have handed
-        over so far, `now` lab time. A host that does not answer, or refuses to be read, makes the step wait. Raises
-        ActNotTried if the journal, or another file of this machine, cannot be used.
-        """
+        """Advance a step of a move for about `perform_wait_s` of real time, or return how it ended."""
         performers: dict[MoveStep, _Perform] = {
             MoveStep.DESCRIBE: self._describe,
             MoveStep.PREPARE: self._prepare,
@@ -103,12 +96,10 @@ class HostMoves:
         return await performers[step](act, given, now)
 
     async def settle(self, act: Act, now: float) -> ActUnderWay | None:
-        """End the steps of earlier moves of a new act's VM that have not ended according to the journal.
+        """End the steps of earlier moves of a new act's VM that have not ended; return what they wait for, or None.
 
-        Returns what they wait for, None once all have ended. A release that was given up is withdrawn, and an
-        activation is completed, each for about `perform_wait_s` of real time. Other steps are given up: the VM may have
-        come back since. One call per VM at a time, and none of `perform_step` meanwhile. `act` is the new act, `now`
-        lab time. Raises ActNotTried if the journal cannot be used.
+        A release that was given up is withdrawn, and an activation is completed. Other steps are given up: the VM may
+        have come back since.
         """
         for record in self._journal.find_unfinished(act.vm):
             if (step := _step_of_record(record)) is None:
@@ -211,10 +202,7 @@ class HostMoves:
         return await self._advance(act, MoveStep.RELEASE, record, given, now)
 
     async def _withdraw(self, act: Act, given: MoveHandover, now: float) -> StepReport:
-        """Refuse the release from now on, unless it was given; stop one that is under way.
-
-        A VM that was taken back is not released any more.
-        """
+        """Refuse the release from now on, unless it was given; stop one that is under way."""
         if self._journal.find(step_act(act, MoveStep.RETURN).id) is not None:
             report = await self._return(act, given, now)
             return report if report.done is None else StepReport.of(ActDone(True, _taken_back_text(act)))

@@ -31,12 +31,7 @@ _MIGRATING = (MachineState.RECEIVING, MachineState.RECEIVED, MachineState.SENT)
 
 
 def immediate_end(act: MachineActRecord, *, can_reimage: bool) -> End | None:
-    """Return the outcome of an act, even a move, that needs no host; None if it has something to do.
-
-    Such acts are a reapply; an act on a VM that is on no host, except its deletion; a reimage that is not possible; a
-    freeze or reboot of a stopped VM; and a move without a destination, or to the host where the VM is. `can_reimage`
-    says whether the driver can replace OS disks. Carries out nothing.
-    """
+    """Return the outcome of an act, even a move, that needs no host; None if it has something to do."""
     name = act.name
     match act.verb:
         case Verb.REAPPLY:
@@ -60,12 +55,7 @@ def immediate_end(act: MachineActRecord, *, can_reimage: bool) -> End | None:
 
 
 def first_step(act: MachineActRecord) -> Step:
-    """Return the step with which an act, even a move, begins; carries out nothing.
-
-    A move is prepared; a freeze pauses the VM, a start boots it, and the deletion of a VM on no host removes its disks.
-    Any other act asks the guest to shut down; but if the act is abrupt, because its VM's host has failed, a reboot
-    pauses the VM, and other acts power it off.
-    """
+    """Return the step with which an act, even a move, begins; carries out nothing."""
     if act.is_move:
         return Step.PREPARE
     match act.verb:
@@ -82,11 +72,7 @@ def first_step(act: MachineActRecord) -> Step:
 
 
 def next_in_place(act: MachineActRecord, seen: Observation) -> Decision:
-    """Decide what an act that moves no VM does next, from its record and what its host reports.
-
-    Returns Do, Enter, Wait or End, and carries out nothing. The act must be beyond BEGIN. Raises KeyError for a step
-    that only moves have, such as SEND.
-    """
+    """Decide what an act that moves no VM does next, from its record and what its host reports."""
     host = act.source
     if act.step is Step.UNDO:
         return _undo(act, seen)
@@ -139,10 +125,8 @@ def _undo(act: MachineActRecord, seen: Observation) -> Decision:
 def in_place_after_refusal(act: MachineActRecord, operation: Operation, reason: str) -> Decision:
     """Decide what follows when the platform refuses an operation for good: the VM is not left paused.
 
-    For acts that move no VM. A guest that cannot be asked is reset or powered off; a failed reset resumes the VM, and a
-    failed reimage boots it. A refused resume (unless the act was booting the VM) and any refusal while a start is
-    undone are tried again; any other refusal ends the act as failed. `reason` is a sentence for people. Carries out
-    nothing.
+    A guest that cannot be asked is reset or powered off; a failed reset resumes the VM, and a failed reimage boots it.
+    A refused resume is tried again; any other refusal ends the act as failed.
     """
     if act.step is Step.UNDO:
         return Wait(reason)

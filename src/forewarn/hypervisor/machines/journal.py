@@ -37,10 +37,8 @@ _ACT_COLUMNS = tuple(name for name in MachineActRecord.__struct_fields__ if name
 class MachineJournal:
     """The journal of acts on real VMs, a SQLite file. Each act has one record, with all its steps.
 
-    The constructor creates the file `path`, whose directory must exist. If the file cannot be used, it raises Rejected,
-    and later calls raise ActNotTried. For each act, call `begin`, then `enter` for each further step, then `end`.
-    `begin` deletes acts that ended and began over 30 days of lab time ago. Writes are durable on return. Calls block;
-    only one thread may call at a time.
+    For each act, call `begin`, then `enter` for each further step, then `end`. Writes are durable on return; calls
+    block, and only one thread may call at a time. ActNotTried if the file cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,28 +73,18 @@ class MachineJournal:
         self._connection.execute("PRAGMA synchronous = FULL")
 
     def find(self, act_id: str) -> MachineActRecord | None:
-        """Return the record of this act; None if it never began, or if its record was deleted as old.
-
-        Raises ActNotTried if the journal cannot be used.
-        """
+        """Return the record of this act; None if it never began, or if its record was deleted as old."""
         rows = self._execute(f"SELECT {', '.join(_ACT_COLUMNS)} FROM act WHERE act_id = ?", act_id)
         return self._record(rows[0]) if rows else None
 
     def find_unfinished(self, vm: str) -> list[MachineActRecord]:
-        """Return the records of the acts on this VM (by key) that have not ended, oldest first.
-
-        Steps of moves between two hypervisors are among them, as acts of their own. [] if there are none. Raises
-        ActNotTried if the journal cannot be used.
-        """
+        """Return the records of the acts on this VM (by key) that have not ended, oldest first."""
         columns = ", ".join(_ACT_COLUMNS)
         rows = self._execute(f"SELECT {columns} FROM act WHERE vm = ? AND ok IS NULL ORDER BY begun_at, act_id", vm)
         return [self._record(row) for row in rows]
 
     def vms_acted_on(self, since: float) -> frozenset[str]:
-        """Return the keys of the VMs with an act that has not ended and entered a step at or after `since`.
-
-        `since` is real time, in POSIX seconds. Raises ActNotTried if the journal cannot be used.
-        """
+        """Return the keys of the VMs with an act that has not ended and entered a step at or after `since`."""
         rows = self._execute(
             "SELECT DISTINCT vm FROM act JOIN step USING (act_id) WHERE ok IS NULL AND real_at >= ?", since
         )
@@ -105,9 +93,7 @@ class MachineJournal:
     def last_destination(self, vm: str) -> str:
         """Return the host that the latest successful act with a destination brought this VM (by key) to.
 
-        "" if there is none, or if a later eviction, deletion or deallocation succeeded. Only acts of this journal
-        count, so the VM may have been moved since then to a host with another journal. Raises ActNotTried if the
-        journal cannot be used.
+        Only acts of this journal count: the VM may have been moved since then to a host with another one.
         """
         rows = self._execute(
             "SELECT destination FROM act WHERE vm = ? AND ok = 1 AND (destination != '' OR verb IN (?, ?, ?))"
@@ -118,11 +104,7 @@ class MachineJournal:
         return str(rows[0][0]) if rows else ""
 
     def has_begun_since(self, vm: str, suffix: str, lab_at: float) -> bool:
-        """Return whether an act on this VM (by key) whose id ends with `suffix` began after this lab time.
-
-        `suffix` is not empty, such as `/release` for a step of a move. Acts that have ended count too, unless they were
-        deleted as old. Raises ActNotTried if the journal cannot be used.
-        """
+        """Return whether an act on this VM (by key) whose id ends with `suffix` began after this lab time."""
         rows = self._execute(
             "SELECT 1 FROM act WHERE vm = ? AND begun_at > ? AND substr(act_id, -length(?)) = ? LIMIT 1",
             vm,
@@ -133,11 +115,7 @@ class MachineJournal:
         return bool(rows)
 
     def begin(self, record: MachineActRecord) -> None:
-        """Store a new record with its steps so far, at least one. An act that has a record keeps it.
-
-        Also deletes records of acts that began over 30 days of lab time ago and ended. Raises ActNotTried if the
-        journal cannot be used.
-        """
+        """Store a new record with its steps so far, at least one. An act that has a record keeps it."""
         before = record.steps[0].lab_at - _RETENTION_S
         values = asdict(record)
         placeholders = ", ".join("?" * (len(_ACT_COLUMNS) + 1))
@@ -155,11 +133,7 @@ class MachineJournal:
                 self._insert_step(record.act_id, entry)
 
     def enter(self, act_id: str, decision: Enter, *, lab_at: float, real_at: float) -> None:
-        """Store that the act enters the decision's step, at these times, with the decision's other fields.
-
-        A field of the decision that is None or "" leaves what is stored. Does nothing for an act that has ended or has
-        no record. `lab_at` is lab time, `real_at` real time. Raises ActNotTried if the journal cannot be used.
-        """
+        """Store that the act enters the decision's step, at these times, with the decision's other fields."""
         with self._transaction():
             updated = self._execute(
                 "UPDATE act SET release = coalesce(?, release), failure = coalesce(nullif(?, ''), failure),"
@@ -175,10 +149,7 @@ class MachineJournal:
                 self._insert_step(act_id, StepEntry(step=decision.step, lab_at=lab_at, real_at=real_at))
 
     def end(self, act_id: str, *, ok: bool, note: str) -> None:
-        """Store the outcome of an act; its first outcome stays. Does nothing without a record.
-
-        `ok` says whether it succeeded, `note` is for people. Raises ActNotTried if the journal cannot be used.
-        """
+        """Store the outcome of an act; its first outcome stays."""
         self._execute("UPDATE act SET ok = ?, note = ? WHERE act_id = ? AND ok IS NULL", ok, note, act_id)
 
     def close(self) -> None:

@@ -35,21 +35,17 @@ _INCOMING = (MachineState.RECEIVING, MachineState.RECEIVED)
 
 
 def next_move(act: MachineActRecord, seen: Observation) -> Decision:
-    """Decide what a migration or redeploy does next, from its record and what its two hosts report.
-
-    Returns Do, Enter, Wait or End, and carries out nothing. Raises KeyError for a step that no move has, such as BEGIN.
-    """
+    """Decide what a migration or redeploy does next, from its record and what its two hosts report."""
     return _DECIDERS[act.step](act, seen)
 
 
 def move_after_refusal(act: MachineActRecord, operation: Operation, reason: str) -> Decision:
     """Decide what follows when the platform refuses an operation of the current step of a move for good.
 
-    Before the release, by which the source gives the VM up, the move fails, and what was prepared is undone, except for
-    a definition that the destination refuses; but a guest that cannot be asked is powered off, and a migration that
-    cannot be cancelled is waited for. After the release, the VM goes back if the destination cannot define or boot it,
-    and the move fails with the VM off if the source cannot either; else the move waits. What cannot be undone or
-    cleaned up is left behind, with a note. `reason` is a sentence for people. Carries out nothing.
+    Before the release, by which the source gives the VM up, the move fails and is undone; but a guest that cannot be
+    asked is powered off, and a migration that cannot be cancelled is waited for. After the release, the VM goes back if
+    the destination cannot define or boot it, and the move fails with the VM off if the source cannot either; else it
+    waits.
     """
     match act.step:
         case Step.PREPARE | Step.SEND if operation is Operation.COPY_DEFINITION:  # what is there is not ours
@@ -78,10 +74,7 @@ def _join(*sentences: str) -> str:
 
 
 def progress_text(progress: MigrationProgress) -> str:
-    """Return the progress of a live migration for people, such as `62 % sent, 381 MiB remain`.
-
-    The percentage is rounded down, and 0 if nothing is known; MiB are rounded up.
-    """
+    """Return the progress of a live migration for people, such as `62 % sent, 381 MiB remain`."""
     total = progress.transferred_bytes + progress.remaining_bytes
     percentage = 100 * progress.transferred_bytes // total if total else 0
     return f"{percentage} % sent, {-(-progress.remaining_bytes // _MIB)} MiB remain"

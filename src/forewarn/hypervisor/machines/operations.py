@@ -46,10 +46,7 @@ _VISIBLE_OPERATIONS = frozenset(
 
 
 class FoundMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an act continues, by its marks on hosts, after the service has lost its journal.
-
-    A mark is the act's id and step, stored with the VM on its host.
-    """
+    """Where an act continues, by its marks on hosts, after the service has lost its journal."""
 
     step: Step  # the one with which the act continues
     release: Release | None = None  # why the VM does not run on the source of its move; None: it may run there
@@ -58,9 +55,7 @@ class FoundMark(msgspec.Struct, frozen=True, kw_only=True):
 class HostFencer:
     """Runs the operator's fence commands of hosts through the driver; a success counts for ten seconds.
 
-    A fence command cuts a host off, so that no VM runs there. `interval_s` is the shortest time between two attempts at
-    one host: callers check `may_try` first. It remembers attempts in memory only, by the host's exact name. All times
-    are real time, by `clock`.
+    Callers check `may_try` first: `interval_s` is the shortest time between two attempts at one host.
     """
 
     def __init__(self, driver: MachineDriver, clock: Clock, *, interval_s: float) -> None:
@@ -77,20 +72,14 @@ class HostFencer:
         return fenced_at is not None and self._clock.now() - fenced_at <= _FENCE_VALID_S
 
     def may_try(self, host: str) -> bool:
-        """Return whether the fence command of this host may run now, or is already running.
-
-        It may if it was never started, or last started `interval_s` ago or earlier, whether it succeeded or not. Starts
-        nothing.
-        """
+        """Return whether the fence command of this host may run now, or is already running."""
         tried_at = self._tried_at.get(host)
         return host in self._tasks or tried_at is None or self._clock.now() - tried_at >= self._interval_s
 
     async def fence(self, host: str, *, wait_s: float) -> None:
         """Run the fence command of the host, and wait for it for `wait_s` seconds of real time at most.
 
-        If it takes longer, it goes on in the background. Does not start a second one while one runs for this host: its
-        result counts for all. `is_fenced` says whether it has succeeded; errors are only logged. Does not check
-        `may_try`.
+        If it takes longer, it goes on in the background, and its result counts for all callers (`is_fenced`).
         """
         task = self._tasks.get(host)
         if task is None:
@@ -119,11 +108,7 @@ class HostFencer:
 
 
 class MachineOperations:
-    """Observes the hosts of an act on a real VM, and carries out the operations that were decided.
-
-    `driver` does the work; `fencer` runs fence commands; `is_confirmed_down` says whether an operator has confirmed
-    that a host (by name) is down. It remembers in memory which marks it has stored with VMs.
-    """
+    """Observes the hosts of an act on a real VM, and carries out the operations that were decided."""
 
     def __init__(self, driver: MachineDriver, fencer: HostFencer, is_confirmed_down: Callable[[str], bool]) -> None:
         self._driver = driver
@@ -141,12 +126,10 @@ class MachineOperations:
         now: float,
         source: MachineState | None = None,
     ) -> Observation:
-        """Ask the hosts of the act about its VM, and return what they report now. `now` is lab time.
+        """Ask the hosts of the act about its VM, and return what they report now.
 
-        If `source` is given, it counts as the state on the source, which is not asked. A host that does not answer has
-        the state None; so has the destination while it receives a guest, since it is not asked then. `is_overdue` and
-        `done` are only passed on. Raises Refused if a host refuses to be looked at, ActNotTried if a file of this
-        machine cannot be used.
+        A host that does not answer has the state None; so has the destination while it receives a guest, since it would
+        not answer soon. A given `source` counts as the state on the source, which is not asked.
         """
         needs_progress = act.is_live and act.step in _STEPS_WITH_PROGRESS
         progress = await self._progress(act) if needs_progress else None
@@ -199,10 +182,7 @@ class MachineOperations:
         return self._fencer.is_fenced(host) or self._is_confirmed_down(host)
 
     async def _destination_state(self, act: MachineActRecord, *, is_receiving: bool) -> MachineState | None:
-        """Return the state on the destination of a move; None also while it receives a guest.
-
-        It would not answer soon, and no decision needs it then.
-        """
+        """Return the state on the destination of a move; None also while it receives a guest."""
         if not act.is_move:
             return MachineState.ABSENT
         return None if is_receiving else await self._state(act.destination, act.name)
@@ -223,11 +203,7 @@ class MachineOperations:
             return None
 
     async def wait_for_change(self, host: str, name: str, *, within_s: float, clock: Clock) -> None:
-        """Wait until the host reports a change of the VM, or for `within_s` seconds of real time.
-
-        Waits the whole time if the host is "", does not answer, or reports no changes. `name` is the VM's, `clock`
-        measures the time. Raises nothing.
-        """
+        """Wait until the host reports a change of the VM, or for `within_s` seconds of real time."""
         until = clock.now() + within_s
         try:
             if host and await self._driver.wait_for_change(host, name, within_s=within_s):
@@ -239,10 +215,8 @@ class MachineOperations:
     async def find_mark(self, act: MachineActRecord, *, is_final: bool) -> FoundMark | None:
         """Return where the act continues, as its marks say; None if its hosts have no mark of this act.
 
-        A mark is an act's id and step, stored with the VM on a host. On the destination of a move, only a mark of
-        ACTIVATE counts; on the source, a mark of any step but ACTIVATE and CLEAN_UP. Raises HostUnreachable if a host
-        does not answer. With `is_final`, and for a source that has failed or is confirmed down, such a host counts as
-        one without a mark. Raises Refused if a host refuses to be read.
+        On the destination of a move only a mark of ACTIVATE counts; on the source, any but ACTIVATE and CLEAN_UP. With
+        `is_final`, and for a source that has failed or is confirmed down, a silent host counts as one without a mark.
         """
         if act.is_move:
             mark = await self._read_mark(act, act.destination, may_skip=is_final)
@@ -266,13 +240,9 @@ class MachineOperations:
     async def carry_out(self, act: MachineActRecord, operation: Operation, host: str, *, wait_s: float) -> None:
         """Perform one operation of the act's current step on a host, and store the act's mark with the VM.
 
-        The mark (the act's id and step) is stored before an operation that the guest notices, on the source or while
-        the VM is activated. But a VM that was sent is resumed first, because its guest is paused meanwhile; its mark on
-        the destination follows, at the latest in CLEAN_UP. While the destination gets ready to receive, the mark of the
-        next step is stored on the source. Failures to store these two marks are only logged. RESET also resumes the VM.
-        `wait_s` is how long it waits for a fence command, in real time; other operations take as long as the driver
-        needs. Raises HostUnreachable if the outcome is unknown, Rejected if the platform refuses it, ActNotTried if a
-        file of this machine cannot be used. FENCE raises nothing: `HostFencer.is_fenced` has its result.
+        The mark is stored before an operation that the guest notices. But a VM that was sent is resumed first, because
+        its guest is paused meanwhile; its mark on the destination follows, at the latest in CLEAN_UP. FENCE raises
+        nothing: `HostFencer.is_fenced` has its result.
         """
         if operation is Operation.FENCE:
             await self._fencer.fence(host, wait_s=wait_s)
@@ -289,10 +259,7 @@ class MachineOperations:
             await self._call_driver(act, operation, host)
 
     async def _prepare_to_receive(self, act: MachineActRecord, host: str) -> None:
-        """Let the destination get ready, and store meanwhile on the source the mark of the step that follows.
-
-        A mark that cannot be stored now is stored before the VM is sent.
-        """
+        """Let the destination get ready, and store meanwhile on the source the mark of the step that follows."""
         marking = asyncio.create_task(self._write_mark(act, act.source, Step.SEND))
         try:
             await self._call_driver(act, Operation.PREPARE_TO_RECEIVE, host)
@@ -316,10 +283,7 @@ class MachineOperations:
         self._activated.add(act.act_id)
 
     async def write_mark(self, act: MachineActRecord, host: str) -> None:
-        """Store the act's id and step with the VM on this host, unless that was the last mark of the act.
-
-        Raises HostUnreachable, or Refused if the host does not know the VM.
-        """
+        """Store the act's id and step with the VM on this host, unless that was the last mark of the act."""
         await self._write_mark(act, host, act.step)
 
     async def _write_mark(self, act: MachineActRecord, host: str, step: Step) -> None:

@@ -10,13 +10,7 @@ _FORCED = {Step.RESET: "reset", Step.POWER_OFF: "powered off"}  # steps that do 
 
 
 def outcome_note(act: MachineActRecord, end: End, *, real_now: float, acpi_timeout_s: float) -> str:
-    """Return what the history says, for people, about an act that ends now.
-
-    For a failed act it is the reason; for a successful one, its duration and, as far as they apply, the VM's downtime,
-    its new host, and what was unusual. `end` is the decision that ends it. `real_now` is real time, in POSIX seconds;
-    `acpi_timeout_s` is how long the guest was given to shut down, in seconds of real time. The duration is real time,
-    the pause of a freeze lab time.
-    """
+    """Return what the history says, for people, about an act that ends now."""
     if not end.ok:
         return end.note
     took = exact_duration_text(round(real_now - act.steps[0].real_at, 1))

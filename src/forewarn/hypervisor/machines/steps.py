@@ -17,15 +17,7 @@ LEAVING_VERBS = (Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE)  # after these the VM
 
 
 class Step(StrEnum):
-    """A durable step of an act on a real VM; it says which operations may have taken effect.
-
-    It is in the journal before one of its operations takes effect. The values (`shut-down`, `clean-up`) are stored, in
-    the journal and in marks on VMs. BEGIN: nothing has been done. Acts in place have PAUSE, HOLD (paused for its time),
-    RESUME, SHUT_DOWN (ask the guest), POWER_OFF, RESET, BOOT, REMOVE and REIMAGE. Moves have PREPARE (on the
-    destination), SEND (migrate live), ABORT (cancel that), ACTIVATE (the VM continues on the destination), CLEAN_UP
-    (the source forgets it) and RETURN (it goes back to the source), and also SHUT_DOWN and POWER_OFF. UNDO, of a move
-    or a start that was given up, makes the host forget the VM.
-    """
+    """A durable step of an act on a real VM: it is in the journal before one of its operations takes effect."""
 
     BEGIN = "begin"  # nothing has been done; the marks on the hosts are read
     PAUSE = "pause"
@@ -47,12 +39,7 @@ class Step(StrEnum):
 
 
 class Release(StrEnum):
-    """Why a VM certainly does not run on the source of its move, so that it may run elsewhere. Stored.
-
-    STOPPED: the source reported that the VM is off, or does not know it. SENT: its live migration has completed.
-    FENCED: the source was fenced, or an operator confirmed that it is down. LOCKED: the locks of its disks were free,
-    which the source would hold if the VM ran there.
-    """
+    """Why a VM certainly does not run on the source of its move, so that it may run elsewhere. Stored."""
 
     STOPPED = "stopped"  # the source reported that it is off, or does not know it
     SENT = "sent"  # the source reported that its live migration has completed
@@ -106,18 +93,12 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def boots_with_fresh_disk(self) -> bool:
-        """Whether the VM gets a new and empty ephemeral disk when the act boots it.
-
-        True if the act has a destination, unless the VM goes back to the source of its move (RETURN).
-        """
+        """Whether the VM gets a new and empty ephemeral disk when the act boots it."""
         return bool(self.destination) and self.step is not Step.RETURN
 
     @property
     def stays_off(self) -> bool:
-        """Whether a move leaves the VM off: its user stopped it, or it was off before its live migration.
-
-        A VM that stopped while it was being sent is booted all the same.
-        """
+        """Whether a move leaves the VM off: its user stopped it, or it was off before its live migration."""
         was_off = self.is_live and self.release is Release.STOPPED and self.entry(Step.SEND) is None
         return self.is_stopped or was_off
 
@@ -127,11 +108,7 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operation(StrEnum):
-    """An operation of `MachineDriver` that an act performs in one of its steps; all may be repeated there.
-
-    They are PAUSE, RESUME, RESET (and then resume), PRESS_POWER_BUTTON, POWER_ON, POWER_OFF, REMOVE, REIMAGE,
-    COPY_DEFINITION, PREPARE_TO_RECEIVE, SEND, CANCEL_SEND and FENCE. The values are words for people.
-    """
+    """An operation of `MachineDriver` that an act performs in one of its steps; all may be repeated there."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -149,10 +126,7 @@ class Operation(StrEnum):
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about the hosts of an act when the next decision about it is made.
-
-    A state is None if the host does not answer, or, for the destination, while it receives a guest.
-    """
+    """What is known about the hosts of an act when the next decision about it is made."""
 
     source: MachineState | None  # of the VM on the act's source; ABSENT if it has none
     destination: MachineState | None = MachineState.ABSENT  # of the VM on the act's destination, if the act moves it
@@ -180,10 +154,7 @@ class Do(msgspec.Struct, frozen=True):
 
 
 class Enter(msgspec.Struct, frozen=True):
-    """Decision about an act: store in the journal that it enters this step, then observe again.
-
-    The other fields are stored with the step.
-    """
+    """Decision about an act: store in the journal that it enters this step, then observe again."""
 
     step: Step
     release: Release | None = None  # why the VM does not run on the source; None: as before
@@ -217,10 +188,7 @@ def halted_note(act: MachineActRecord, host: str, seen: Observation) -> str:
 
 
 def wait_for_source(act: MachineActRecord) -> Wait:
-    """Return the decision to wait for the act's source, which does not answer and may still run the VM.
-
-    Its note for people says what to do meanwhile: fence the source, or confirm that it is down.
-    """
+    """Return the decision to wait for the act's source, which does not answer and may still run the VM."""
     note = (
         f"{act.source} does not answer, and {act.name} may still run there: fence {act.source}, or confirm that it "
         f"is down once it is certain that {act.name} does not run there"

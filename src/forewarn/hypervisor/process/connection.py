@@ -36,10 +36,7 @@ _SHUTDOWN_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.POWER_OFF, Verb.DEALL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorNotification:
-    """A message of a supervisor that is not an answer to an order: a hello, a listener or an exit.
-
-    One of the first three fields is set, the others are None. A supervisor is the process that holds a namespace VM.
-    """
+    """A message of a supervisor that is not an answer to an order; one of the first three fields is set."""
 
     hello: SupervisorHello | None = None  # the first message of each connection: which VM it holds
     listener: ListenerOffer | None = None  # a socket to serve metadata on
@@ -50,9 +47,8 @@ class SupervisorNotification:
 class SupervisorConnection:
     """The service's connection to one supervisor, the process that holds a namespace VM.
 
-    It reads from its connected unix socket as soon as it is made, which must be in a running event loop. It owns the
-    socket; an error, an invalid message or the supervisor's end closes it, and sets `is_closed`. `hello`, `boot_id` and
-    `state` ("running", "frozen", "down" or "ended") say what is known about the VM after `identify`.
+    It reads from its connected unix socket as soon as it is made, in a running event loop, and owns the socket. An
+    error, an invalid message or the supervisor's end closes it, and sets `is_closed`.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -82,11 +78,7 @@ class SupervisorConnection:
         return self.hello.program
 
     def identify(self, hello: SupervisorHello) -> None:
-        """Record the hello: which VM the supervisor runs, its boot id and state, and the outcomes it knows.
-
-        These outcomes of acts count as final answers to their orders (`final_answer`). The hello is not checked, and
-        nothing is sent: the caller checks it first, and sends the welcome.
-        """
+        """Record the hello. The caller has checked it, and sends the welcome."""
         self.hello, self.boot_id, self.state = hello, hello.boot_id, hello.state
         known = (
             (act, SupervisorMessage(act=act, ok=outcome.ok, note=outcome.note)) for act, outcome in hello.known.items()
@@ -94,10 +86,9 @@ class SupervisorConnection:
         self._answers.update(known)
 
     async def receive(self) -> SupervisorNotification | None:
-        """Wait for the next message that is not an answer, in order of arrival, and return it.
+        """Wait for the next message that is not an answer; None once the connection is closed and all were received.
 
-        None once the connection is closed and all earlier messages were received. The caller closes the file
-        descriptors in `fds`. Only one caller at a time.
+        The caller closes the file descriptors in `fds`. Only one caller at a time.
         """
         notification = await self._received.get()
         if notification is None:
@@ -105,10 +96,7 @@ class SupervisorConnection:
         return notification
 
     def discard_received(self) -> None:
-        """Discard the messages that `receive` has not returned yet, and close their file descriptors.
-
-        If the connection is closed, `receive` still returns None afterwards.
-        """
+        """Discard the messages that `receive` has not returned yet, and close their file descriptors."""
         while not self._received.empty():
             notification = self._received.get_nowait()
             for fd in notification.fds if notification else ():
@@ -117,10 +105,7 @@ class SupervisorConnection:
             self._received.put_nowait(None)  # `receive` still reports the end
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message (a JSON object), without waiting; does nothing if the connection is closed.
-
-        If that fails or the socket's buffer is full, the supervisor has stopped reading: then the connection is closed.
-        """
+        """Send a message without waiting. A supervisor that has stopped reading loses its connection."""
         if self.is_closed:
             return
         line = encode_message(message)
@@ -132,38 +117,23 @@ class SupervisorConnection:
             self.close()
 
     def send_order(self, act: Act, duration_s: float) -> None:
-        """Send the order to perform an act. A repeated order gets the same answer and has no second effect.
-
-        `duration_s` is how long the act should take, in seconds of real time. `wait_for_answer` returns the answer; an
-        earlier one that was not final is forgotten. Sends nothing if the connection is closed.
-        """
+        """Send the order to perform an act. A repeated order gets the same answer and has no second effect."""
         if (previous := self._answers.get(act.id)) is not None and not previous.is_final:
             del self._answers[act.id]
         self._verbs[act.id] = act.verb
         self.send(order_message(act, duration_s))
 
     def send_thaw(self, act_id: str) -> None:
-        """Send the order to end the pause (freeze or migration) of this act now; does not wait.
-
-        The final answer to the act comes later (`wait_for_answer`). Sends nothing if the connection is closed.
-        """
+        """Send the order to end the pause (freeze or migration) of this act now; does not wait."""
         self.send({"thaw": act_id})
 
     def final_answer(self, act_id: str) -> SupervisorMessage | None:
-        """Return the final answer to this act, even one from the hello; None if it has not arrived.
-
-        Does not wait.
-        """
+        """Return the final answer to this act, even one from the hello; None if it has not arrived."""
         message = self._answers.get(act_id)
         return message if message is not None and message.is_final else None
 
     async def wait_for_answer(self, act_id: str, *, within_s: float, final: bool) -> SupervisorMessage | None:
-        """Wait for an answer to an act, or with `final` for its final answer, and return it.
-
-        An answer that is not final says that the act is under way. After `within_s` seconds of real time returns the
-        latest answer, which may not be final, or None if there is none. Raises Unavailable if the connection closes
-        first. Sends nothing: call `send_order` before.
-        """
+        """Wait for an answer to an act, or with `final` for its final answer, and return it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while (message := self._answers.get(act_id)) is None or (final and not message.is_final):
@@ -175,11 +145,9 @@ class SupervisorConnection:
         return message
 
     def close(self) -> None:
-        """Close the connection and its socket, and set `is_closed`; may be called twice. The VM runs on.
+        """Close the connection and its socket; may be called twice. The VM runs on.
 
-        `receive` then returns None, after the messages that came before, and `wait_for_answer` raises Unavailable
-        unless it has its answer. Messages that were not received keep their file descriptors (`discard_received` closes
-        them); all other descriptors are closed.
+        Messages that were not received keep their file descriptors: `discard_received` closes them.
         """
         if self.is_closed:
             return

@@ -26,25 +26,14 @@ _MIN_RETRY_AFTER_S = 0.05  # lab time
 
 
 class FallbackHypervisor(Hypervisor, Protocol):
-    """A hypervisor for VMs without a supervisor, which also says whether it has begun an act (by its id).
-
-    A supervisor is the process that holds a namespace VM.
-    """
+    """A hypervisor for VMs without a supervisor, which also says whether it has begun an act."""
 
     def has_begun(self, act_id: str) -> bool:
-        """Return whether this hypervisor has performed the act with this id, or is performing it.
-
-        This holds after reopening too, but it returns False again once it has forgotten the act as old. Raises
-        ActNotTried if its record of acts cannot be read.
-        """
+        """Return whether this hypervisor has performed the act with this id, or is performing it."""
 
 
 class ProcessHypervisor:
-    """Performs acts on namespace VMs through their supervisors; other VMs are left to `fallback`.
-
-    A supervisor is the process that holds a namespace VM; `supervisors` knows them. It owns `fallback`. One `perform`
-    waits up to `answer_timeout_s` of real time for a supervisor's answer.
-    """
+    """Performs acts on namespace VMs through their supervisors; other VMs are left to `fallback`, which it owns."""
 
     def __init__(
         self,
@@ -63,12 +52,8 @@ class ProcessHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Order the act from the VM's supervisor, or perform it with the fallback if the VM has none.
 
-        An act that began with the fallback stays there; if the VM's supervisor is gone, the note says so. Then, and
-        when the fallback has booted the VM, the registry forgets the supervisor, so that a program may start again. A
-        freeze or migration pauses the VM until its duration in real time is over or lab time `now` has advanced by it;
-        until then returns ActUnderWay. Waits for the end of any other act, up to `answer_timeout_s`; returns
-        ActUnderWay if it is not over then. Raises Unavailable if the supervisor does not connect or answer in time, and
-        what the fallback raises.
+        An act that began with the fallback stays there. A freeze or migration pauses the VM until its duration in real
+        time is over or lab time has advanced by it.
         """
         connection = await self._supervisors.wait_for_connection(act.vm)
         if connection is None or (connection.final_answer(act.id) is None and self._fallback.has_begun(act.id)):
@@ -83,10 +68,7 @@ class ProcessHypervisor:
         )
 
     async def close(self) -> None:
-        """Close the fallback hypervisor; may be called twice.
-
-        Supervisors keep running, and their connections stay open.
-        """
+        """Close the fallback hypervisor; may be called twice."""
         await self._fallback.close()
 
     async def _perform_with_fallback(self, act: Act, now: float) -> ActDone | ActUnderWay:

@@ -23,10 +23,7 @@ class KnownOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorHello(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of a supervisor: its VM, its process, and the acts whose outcome it knows.
-
-    A supervisor is the process that holds a namespace VM.
-    """
+    """The first message of a supervisor: its VM, its process, and the acts whose outcome it knows."""
 
     vm: str  # its name, `group/name` or key
     pid: int  # of the supervisor
@@ -43,10 +40,7 @@ class SupervisorHello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenerOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """A listening TCP socket from inside the VM, whose file descriptor is sent along.
-
-    The service serves metadata on it. Address and port are those inside the VM, only for information.
-    """
+    """A listening TCP socket from inside the VM, whose file descriptor is sent along, to serve metadata on."""
 
     address: str = ""  # an IP address
     port: int = 0  # of TCP
@@ -61,10 +55,7 @@ class ProgramExitMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a supervisor, the process that holds a namespace VM, to the service.
-
-    It is a hello, a listener, an exit, or, if `act` is set, an answer to the order of that act.
-    """
+    """A hello, a listener, an exit, or, if `act` is set, an answer to the order of that act."""
 
     hello: SupervisorHello | None = None  # the first message; None: this is another message
     listener: ListenerOffer | None = None  # a socket from inside the VM; None: this is another message
@@ -88,10 +79,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_message(line: bytes) -> SupervisorMessage:
-    """Decode one line (JSON, with or without newline) from a supervisor, and return the message.
-
-    Raises Rejected if the line is not JSON of a message, or has none of hello, listener, exited and act.
-    """
+    """Decode one line (JSON, with or without newline) from a supervisor, and return the message."""
     try:
         message = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -107,11 +95,7 @@ def encode_message(message: dict[str, Any]) -> bytes:
 
 
 def order_message(act: Act, duration_s: float) -> dict[str, Any]:
-    """Return the message that orders this act, to take `duration_s` seconds of real time; sends nothing.
-
-    It is `{"order": {"act": id, "verb": …, "duration_s": …, "host": …}}`, with `"abrupt": true` if the VM's host has
-    failed. The host is the act's destination, else where the VM is.
-    """
+    """Return the message that orders this act, to take `duration_s` seconds of real time."""
     host = act.to_host or act.from_host
     order: dict[str, Any] = {"act": act.id, "verb": act.verb, "duration_s": duration_s, "host": host}
     return {"order": order | {"abrupt": True} if act.abrupt else order}

@@ -30,10 +30,7 @@ _POLL_INTERVAL_S = 0.1
 
 
 class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor of a VM (the process that holds it), as it was last seen; stored in a file.
-
-    A restarted service reads it to know which supervisors to expect.
-    """
+    """The supervisor of a VM as it was last seen; a restarted service reads it to know whom to expect."""
 
     vm: str  # the VM's key
     pid: int = 0  # of the supervisor
@@ -47,22 +44,14 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorRecords:
-    """The records of supervisors below a directory, one file per VM, by VM key.
-
-    A supervisor is the process that holds a namespace VM. The constructor reads all records into memory; unreadable
-    ones are logged and ignored. The directory need not exist.
-    """
+    """The records of supervisors below a directory, one file per VM, by VM key. Unreadable ones are logged."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._records = {record.vm: record for record in _read_records(directory)}
 
     def vm_directory(self, vm: str) -> Path:
-        """Return the directory of the VM with this key, for its record, log and ephemeral disk.
-
-        Its name is the VM's name, with characters other than a-z, 0-9, `.`, `_` and `-` replaced, and a hash of the
-        key. It may not exist yet.
-        """
+        """Return the directory of the VM with this key, for its record, log and ephemeral disk."""
         plain = re.sub(r"[^a-z0-9._-]", "_", vm.rpartition("/")[2])[:40]
         return self._directory / f"{plain}-{hashlib.sha256(vm.encode()).hexdigest()[:12]}"
 
@@ -76,11 +65,7 @@ class SupervisorRecords:
         return sorted(record.pid for record in self._records.values() if record.is_alive)
 
     def save(self, record: SupervisorRecord) -> None:
-        """Write the record of a VM to its file, in place of an earlier one; raises OSError if that fails.
-
-        Does nothing if the record is unchanged. Creates the VM's directory. Not synced: a crash of the machine may lose
-        it. Blocks.
-        """
+        """Write the record of a VM to its file. Not synced: a crash of the machine may lose it."""
         if self._records.get(record.vm) == record:
             return
         path = self.vm_directory(record.vm) / _RECORD_FILE
@@ -91,10 +76,7 @@ class SupervisorRecords:
         self._records[record.vm] = record  # last: after a failed write, the next save must try again
 
     def delete(self, vm: str) -> None:
-        """Delete the record of the VM with this key, if any, so that its supervisor does not count as missing.
-
-        Raises OSError if the file cannot be deleted.
-        """
+        """Delete the record of the VM with this key, if any, so that its supervisor does not count as missing."""
         if self._records.pop(vm, None) is not None:
             (self.vm_directory(vm) / _RECORD_FILE).unlink(missing_ok=True)
 
@@ -108,12 +90,7 @@ def _read_records(directory: Path) -> Iterator[SupervisorRecord]:
 
 
 class SupervisorRegistry:
-    """The supervisors of VMs, by VM key: those connected, and those whose processes are alive.
-
-    A supervisor is the process that holds a namespace VM; `records` remembers it over restarts of the service, and no
-    connection is registered at first. An act waits up to `grace_s` of real time for a supervisor to reconnect. Keys
-    must match exactly. Use it on one event loop.
-    """
+    """The supervisors of VMs, by VM key: those connected, and those whose processes are alive."""
 
     def __init__(self, records: SupervisorRecords, *, grace_s: float = RECONNECT_GRACE_S) -> None:
         self._records = records
@@ -131,33 +108,21 @@ class SupervisorRegistry:
         return dict(self._connections)
 
     def connection_of(self, vm: str) -> SupervisorConnection | None:
-        """Return the registered connection to the supervisor of this VM (by key), or None; does not wait.
-
-        The connection may have closed just now: see its `is_closed`.
-        """
+        """Return the registered connection to the supervisor of this VM (by key), or None; does not wait."""
         return self._connections.get(vm)
 
     def is_supervised(self, vm: str) -> bool:
-        """Return whether a supervisor of this VM (by key) is connected, or its recorded process is alive.
-
-        A process that is alive will connect again.
-        """
+        """Return whether a supervisor of this VM (by key) is connected, or its recorded process is alive."""
         record = self._records.get(vm)
         return vm in self._connections or (record is not None and record.is_alive)
 
     def has_program_ended(self, vm: str) -> bool:
-        """Return whether the program of this VM (by key) is recorded as ended, by itself or by an act.
-
-        False after `forget`, after a new supervisor, and for a VM without a record.
-        """
+        """Return whether the program of this VM (by key) is recorded as ended, by itself or by an act."""
         record = self._records.get(vm)
         return record is not None and record.ended
 
     def require_no_other_supervisor(self, vm: str, hello: SupervisorHello) -> None:
-        """Raise Refused if another live process is recorded as the supervisor of this VM (by key).
-
-        `hello` says which process asks; the recorded one itself may connect again. Changes nothing.
-        """
+        """Raise Refused if another live process is recorded as the supervisor of this VM (by key)."""
         record = self._records.get(vm)
         if record is not None and (record.pid, record.started) != hello.process_identity and record.is_alive:
             raise Refused(
@@ -165,20 +130,15 @@ class SupervisorRegistry:
             )
 
     def is_recorded(self, vm: str, hello: SupervisorHello) -> bool:
-        """Return whether the process of this hello is the recorded supervisor of the VM with this key.
-
-        The supervisor need not be connected. False if the VM has no record.
-        """
+        """Return whether the process of this hello is the recorded supervisor of the VM with this key."""
         record = self._records.get(vm)
         return record is not None and (record.pid, record.started) == hello.process_identity
 
     def register(self, vm: str, connection: SupervisorConnection) -> bool:
         """Make this the VM's connection, record its supervisor, and return whether that supervisor is new.
 
-        `vm` is the VM's key. The connection must be identified (`SupervisorConnection.identify`). Closes an earlier
-        connection of the VM, and ends `wait_for_connection`. Raises Refused if another live process is the VM's
-        supervisor, and then changes nothing; OSError if the record cannot be written, and then this connection is not
-        registered, although the earlier one is closed.
+        Refuses, and changes nothing, if another live process is the VM's supervisor. If the record cannot be written
+        (OSError), the connection is not registered, although an earlier one is closed.
         """
         self.require_no_other_supervisor(vm, connection.hello)
         if (previous := self._connections.get(vm)) is not None:
@@ -191,38 +151,23 @@ class SupervisorRegistry:
         return is_new
 
     def record(self, vm: str, pid: int, started: str) -> None:
-        """Save this process as the VM's supervisor, with a program that has not ended.
-
-        The process may not be connected yet. `vm` is the VM's key, `pid` the process id, `started` its start time, as
-        `process_start_time` returns it. Raises OSError if the record cannot be written.
-        """
+        """Save this process as the VM's supervisor, with a program that has not ended."""
         self._records.save(SupervisorRecord(vm=vm, pid=pid, started=started))
 
     def unregister(self, vm: str, connection: SupervisorConnection) -> bool:
-        """Forget this connection, and return True; False if it is no longer the VM's registered one.
-
-        That is so if the supervisor has already connected again. Does not close the connection. The record of the
-        supervisor stays.
-        """
+        """Forget this connection, and return True; False if it is no longer the VM's registered one."""
         was_registered = self._connections.get(vm) is connection
         if was_registered:
             del self._connections[vm]
         return was_registered
 
     def mark_ended(self, vm: str) -> None:
-        """Record that the VM's program ended by itself or by an act, so that it is not started again.
-
-        Then its supervisor does not count as missing when it exits. `vm` is the VM's key. Does nothing without a
-        record. Raises OSError if that cannot be written.
-        """
+        """Record that the VM's program ended by itself or by an act, so that it is not started again."""
         if (record := self._records.get(vm)) is not None:
             self._records.save(replace(record, ended=True))
 
     def forget(self, vm: str) -> None:
-        """Forget how the last program of this VM (by key) ended, so that a program may be started again.
-
-        Without a live supervisor, deletes the VM's record. Raises OSError if the file cannot be written or deleted.
-        """
+        """Forget how the last program of this VM (by key) ended, so that a program may be started again."""
         record = self._records.get(vm)
         if record is not None and self.is_supervised(vm):
             self._records.save(replace(record, ended=False))
@@ -230,11 +175,9 @@ class SupervisorRegistry:
             self._records.delete(vm)
 
     async def wait_for_connection(self, vm: str) -> SupervisorConnection | None:
-        """Wait for an open connection to the supervisor of this VM (by key), and return it.
+        """Wait up to `grace_s` for an open connection to the supervisor of this VM (by key).
 
-        Waits up to `grace_s` of real time. None if the VM has no supervisor: none is registered, and no recorded
-        process is alive; then it does not wait. Raises Unavailable if its process is alive, but does not connect in
-        that time, or if the process has ended and its closed connection is still registered.
+        None, at once, if the VM has no supervisor; Unavailable if its process is alive, but does not connect.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
@@ -249,10 +192,7 @@ class SupervisorRegistry:
         raise Unavailable(f"the supervisor of VM {vm!r} (process {record.pid if record else 0}) {state}")
 
     def missing_supervisor_text(self, vm: str) -> str:
-        """Return a clause for people about a supervisor of this VM (by key) that died with its program.
-
-        "" if none is missing: it is connected or alive, its program had ended, or the VM has no record.
-        """
+        """Return a clause for people about a supervisor of this VM (by key) that died with its program."""
         record = self._records.get(vm)
         if record is None or record.ended or self.is_supervised(vm):
             return ""

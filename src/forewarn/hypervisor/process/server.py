@@ -37,12 +37,8 @@ ListenInsideVm = Callable[[str, socket.socket], Awaitable[StopListening]]  # VM 
 class SupervisorServer:
     """Accepts supervisors, and serves the listening sockets that they send from inside their VMs.
 
-    A supervisor is the process that holds a namespace VM. `serve` runs the server. It gets the rest of the service as
-    functions: `find_vm` (by name or key), `listen` (gets a VM's key and a listening socket, serves metadata there, and
-    returns a function that stops it) and `write_history` (gets kind, VM and text). It refuses a supervisor whose VM is
-    unknown or has another live supervisor, and a new one whose VM is not running; it closes a connection that sends no
-    hello within a minute. It registers all others in `supervisors`. Starts of supervisors, and ends of programs that no
-    act caused, are written to the history.
+    It refuses a supervisor whose VM is unknown or has another live supervisor, and a new one whose VM is not running.
+    Starts of supervisors, and ends of programs that no act caused, are written to the history.
     """
 
     def __init__(
@@ -63,9 +59,8 @@ class SupervisorServer:
     async def serve(self, sock: socket.socket, path: Path) -> AsyncIterator[None]:
         """Listen on a bound unix socket until the block is left; then close it and delete its file `path`.
 
-        An async context manager. Accepts supervisors, but only processes of the service's user and of root. Open
-        connections are closed at the end too. Supervisors keep running without the service, and connect again when it
-        is back.
+        Accepts only processes of the service's user and of root. Supervisors keep running without the service, and
+        connect again when it is back.
         """
         sock.listen(_BACKLOG)
         sock.setblocking(False)

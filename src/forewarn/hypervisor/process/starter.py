@@ -60,12 +60,7 @@ class _StartAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class ProgramStarter:
-    """Keeps a supervisor running for each running VM that has a program, until the program ends.
-
-    A supervisor is the process that holds a namespace VM and the program inside it. `run` does this until it is
-    cancelled, and repeats a failed start with a backoff of up to a minute. It also ends programs of VMs that were
-    removed. `write_history` gets failed starts and supervisors that ended with an error.
-    """
+    """Keeps a supervisor running for each running VM that has a program, until the program ends."""
 
     store: _ProgramStore  # part of `forewarn.store.Store`
     supervisors: SupervisorRegistry
@@ -75,11 +70,7 @@ class ProgramStarter:
     _attempts: dict[str, _StartAttempt] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Read the VMs from the store, then call `reconcile` twice a second until cancelled.
-
-        It also follows the store's commits: a new or changed program may start although the last one ended. Errors are
-        logged. Supervisors that run continue without the service.
-        """
+        """Read the VMs from the store, then call `reconcile` twice a second until cancelled."""
         for vm in self.store.vms_with_program():
             self._track_vm(vm)
         unsubscribe = self.store.subscribe(self._on_commit)
@@ -97,10 +88,8 @@ class ProgramStarter:
     async def reconcile(self) -> None:
         """Make one pass: report supervisors that failed, start missing ones, and stop those of removed VMs.
 
-        It knows only the VMs that `run` has read, and those that commits have changed since. It starts at most eight
-        supervisors, each again with a backoff of up to a minute, and none while an act on its VM is pending, while the
-        VM is not running, or after its program has ended. Failures go to the history, the same text once. Raises
-        OSError if the record of a supervisor cannot be written, and what `write_history` raises.
+        It starts at most eight supervisors, each again with a backoff of up to a minute, and none while an act on its
+        VM is pending, while the VM is not running, or after its program has ended.
         """
         for vm in tuple(self._vms_with_program.values()):
             await self._check_supervisor(vm)

@@ -12,11 +12,7 @@ from forewarn.hypervisor.qemu.instance import QemuInstance
 
 
 def host_capacity(instances: Iterable[QemuInstance], *, total_mib: int) -> FreeCapacity:
-    """Return what a host with these VMs can still take: its memory less that of VMs with a QEMU process.
-
-    The free memory is never below 0. `total_mib` is the host's memory for VMs in MiB; 0: all of this machine. Raises
-    Refused if the definition of a VM that runs is wrong, so that its memory is not known. Reads the files of the VMs.
-    """
+    """Return what a host with these VMs can still take: its memory less that of VMs with a QEMU process."""
     instances = list(instances)
     used = sum(instance.read_definition()[0].memory_mib for instance in instances if instance.is_alive())
     total = total_mib or _machine_memory_mib()
@@ -24,10 +20,7 @@ def host_capacity(instances: Iterable[QemuInstance], *, total_mib: int) -> FreeC
 
 
 def vm_needs(instances: Iterable[QemuInstance]) -> dict[str, VmNeeds]:
-    """Return what each of these VMs needs, by name; only memory is known.
-
-    VMs without a correct definition are left out. Reads their definition files.
-    """
+    """Return what each of these VMs needs, by name; only memory is known."""
     needs = {}
     for instance in instances:
         with suppress(Refused, HostUnreachable):

@@ -13,19 +13,15 @@ from forewarn.hypervisor.qemu.instance import QemuInstance, delete_file, write_d
 class QemuDefinitionCopies:
     """Copies of VMs' latest definitions, in one directory of this machine, created when it is needed.
 
-    There is one copy per VM name, of the host where the VM was last seen. The copies serve VMs whose host is lost, and
-    VMs that are on no host. Names are case-sensitive, and are not checked. Calls block, and raise Refused if a file
-    cannot be used, such as on a full disk.
+    One copy per VM name, of the host where the VM was last seen: for VMs whose host is lost, and VMs that are on no
+    host.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def instance(self, vm: str) -> QemuInstance:
-        """Return the VM as if it were on a host "" whose directory is that of the copies.
-
-        Its `definition_file` is the path of the copy, which may not exist. Reads nothing.
-        """
+        """Return the VM as if it were on a host "" whose directory is that of the copies."""
         return QemuInstance("", vm, self._directory)
 
     def instances(self) -> list[QemuInstance]:
@@ -33,10 +29,7 @@ class QemuDefinitionCopies:
         return [self.instance(path.stem) for path in sorted(self._directory.glob(f"*{DEFINITION_SUFFIX}"))]
 
     def keep(self, instance: QemuInstance) -> None:
-        """Copy the definition of a VM from its host's directory, durably, if the copy differs.
-
-        Raises Refused if that fails, or if there is no definition. Does not check the definition.
-        """
+        """Copy the definition of a VM from its host's directory, durably, if the copy differs."""
         copy = self.instance(instance.vm).definition_file
         try:
             data = instance.definition_file.read_bytes()
@@ -48,11 +41,7 @@ class QemuDefinitionCopies:
         write_durably(copy, data)
 
     def keep_definition(self, vm: str, data: bytes) -> None:
-        """Keep this definition, which came from another host, as the copy of the VM's, durably.
-
-        `data` is the content of its TOML file; b"": does nothing, so that the present copy stays. Raises Refused if it
-        is wrong, or the copy cannot be written.
-        """
+        """Keep this definition, which came from another host, as the copy of the VM's, durably."""
         if not data:
             return
         copy = self.instance(vm).definition_file
@@ -66,9 +55,7 @@ class QemuDefinitionCopies:
     def read(self, instance: QemuInstance) -> tuple[VmDefinition, bytes]:
         """Return the VM's definition and its bytes, from its host or else from the copy.
 
-        The copy is used if the host's directory is lost, the host does not define the VM, or the VM is on no host.
-        Raises Refused if the definition is wrong or there is neither; HostUnreachable if the host is lost and there is
-        no copy.
+        HostUnreachable if the host is lost and there is no copy.
         """
         copy = self.instance(instance.vm)
         try:
@@ -83,8 +70,5 @@ class QemuDefinitionCopies:
         return copy.read_definition()
 
     def forget(self, vm: str) -> None:
-        """Delete the copy of the VM with this name, if there is one, after its disks were deleted.
-
-        Raises Refused if it cannot be deleted.
-        """
+        """Delete the copy of the VM with this name, if there is one, after its disks were deleted."""
         delete_file(self.instance(vm).definition_file)

@@ -29,10 +29,7 @@ _MAX_SOCKET_PATH = 107  # bytes; the limit of Linux
 
 
 class QemuHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One host that runs VMs with plain QEMU, on this machine. In the settings: `[qemu.hosts.NAME]`.
-
-    NAME is the fleet's name of the host.
-    """
+    """One host that runs VMs with plain QEMU, on this machine: `[qemu.hosts.NAME]` of the settings."""
 
     directory: str  # absolute: definitions, sockets, process ids, logs and marks of its VMs
     prefix: tuple[str, ...] = ()  # put before QEMU's command, such as `ip netns exec host-1`
@@ -43,22 +40,14 @@ class QemuHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class QemuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[qemu]` of the settings: hosts that run VMs with plain QEMU.
-
-    If all disks of a VM are below `lock_directories` and their locks there are free, the VM does not run; so it may
-    start on another host although its own is silent.
-    """
+    """The table `[qemu]` of the settings: hosts that run VMs with plain QEMU."""
 
     hosts: dict[str, QemuHost] = {}  # by the fleet's name of the host
     lock_directories: tuple[str, ...] = ()  # absolute, on local file systems: locks of disks there count; (): none do
 
 
 def check_qemu(settings: QemuSettings) -> None:
-    """Raise Rejected if the settings of a host are wrong; the message names the setting.
-
-    It rejects paths that are not absolute, a directory that two hosts share, a negative memory, a timeout that is not
-    above 0, and commands that begin with an empty string. `migration` is not checked. Looks at no file.
-    """
+    """Raise Rejected if the settings of a host are wrong; the message names the setting."""
     for path in settings.lock_directories:
         if not PurePath(path).is_absolute():
             raise Rejected(f"setting 'qemu.lock_directories' has {path!r}: give absolute paths")
@@ -92,8 +81,7 @@ class EphemeralDisk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class VmDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the QEMU driver must know about a VM: the content of its definition file, `NAME.toml`.
 
-    `parse_definition` makes and checks it. Relative paths are relative to the host's directory; a VM moves only if the
-    paths of its `disks` are absolute, and live only if that of its ephemeral disk is as well.
+    A VM moves only if the paths of its `disks` are absolute, and live only if that of its ephemeral disk is as well.
     """
 
     command: tuple[str, ...]  # QEMU and its options, without those that the driver adds
@@ -103,20 +91,13 @@ class VmDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ephemeral: EphemeralDisk | None = None  # None: it has none
 
     def local_paths(self) -> list[str]:
-        """Return the disks whose paths are relative, so that they exist on one host only.
-
-        The ephemeral disk is the last if it is one of them; [] if all paths are absolute.
-        """
+        """Return the disks whose paths are relative, so that they exist on one host only."""
         ephemeral = [self.ephemeral.path] if self.ephemeral else []
         return [path for path in (*self.disks, *ephemeral) if not PurePath(path).is_absolute()]
 
 
 def parse_definition(data: bytes, file: Path) -> VmDefinition:
-    """Return the definition of a VM from the content of its file, after checking it.
-
-    `data` is the content, TOML in UTF-8; `file` is only named in messages. Raises Refused if it is wrong: not TOML,
-    with an unknown or missing key or a wrong value, or with an option of QEMU that only the driver may set.
-    """
+    """Return the definition of a VM from the content of its file, after checking it."""
     try:
         definition = msgspec.convert(tomllib.loads(data.decode()), VmDefinition)
     except UnicodeDecodeError as error:
@@ -151,19 +132,12 @@ def _problem(definition: VmDefinition) -> str:
 
 
 def option_text(value: object) -> str:
-    """Return a value, such as a path, as it is written in QEMU's option strings: with commas doubled.
-
-    There, a single comma ends a value.
-    """
+    """Return a value, such as a path, as it is written in QEMU's option strings: with commas doubled."""
     return str(value).replace(",", ",,")
 
 
 def check_vm_name(vm: str, directory: Path) -> None:
-    """Raise Refused if a VM of this name cannot have files and sockets in a host's directory.
-
-    Such a name is empty, begins with a dot, has `/`, `,` or NUL, or makes the path of a socket in `directory` too long.
-    Looks at no file.
-    """
+    """Raise Refused if a VM of this name cannot have files and sockets in a host's directory."""
     if not vm or vm.startswith(".") or "/" in vm or "\0" in vm or "," in vm:
         raise Refused(f"VM name {vm!r} cannot be the name of a file: QEMU's VMs need a name without '/' and ','")
     longest = directory / f"{vm}.migrate"

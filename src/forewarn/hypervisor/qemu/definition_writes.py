@@ -29,11 +29,7 @@ class DefinitionWrites:
         self._writes: dict[QemuInstance, _Write] = {}
 
     def begin(self, instance: QemuInstance, definition: VmDefinition, data: bytes) -> None:
-        """Begin to write the definition into the VM's definition file, in a thread; `finish` must follow.
-
-        `data` is the content of the file, of which `definition` is the parsed form. Call it only if none is being
-        written for this VM on this host.
-        """
+        """Begin to write the VM's definition file, in a thread; `finish` must follow."""
         task = asyncio.create_task(asyncio.to_thread(write_durably, instance.definition_file, data))
         self._writes[instance] = _Write(definition, task)
 
@@ -43,10 +39,7 @@ class DefinitionWrites:
         return write.definition if write is not None else None
 
     async def finish(self, instance: QemuInstance) -> None:
-        """Wait until the definition that is being written for this VM on its host is durable.
-
-        Returns at once if none is being written. Raises Refused, once, if the file could not be written.
-        """
+        """Wait until the definition that is being written for this VM on its host is durable."""
         if (write := self._writes.get(instance)) is not None:
             try:
                 await asyncio.shield(write.task)

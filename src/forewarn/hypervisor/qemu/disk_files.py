@@ -30,26 +30,15 @@ class DiskFileJobs:
         self._is_closed = False
 
     async def make_empty_disk(self, path: Path, size_mib: int) -> None:
-        """Replace the file with an empty raw disk of `size_mib` MiB, atomically and durably.
-
-        The file need not exist. Raises Refused if that fails. Raises HostUnreachable if `close` was called before or
-        meanwhile; then the file is unchanged.
-        """
+        """Replace the file with an empty raw disk of `size_mib` MiB, atomically and durably."""
         await self._run(lambda stop: _make_empty_disk(path, size_mib, stop))
 
     async def copy_disk(self, image: Path, disk: Path) -> None:
-        """Replace the disk's file with a copy of the image, atomically and durably.
-
-        Raises Refused if that fails, or if `disk` is a device. Raises HostUnreachable if `close` was called before or
-        meanwhile; then the disk is unchanged.
-        """
+        """Replace the disk's file with a copy of the image, atomically and durably."""
         await self._run(lambda stop: _copy_disk(image, disk, stop))
 
     async def close(self) -> None:
-        """Stop all jobs, which leave their files as they were, and wait until they have ended.
-
-        Later calls of the other methods raise HostUnreachable.
-        """
+        """Stop all jobs, which leave their files as they were, and wait until they have ended."""
         self._is_closed = True
         for stop in self._running.values():
             stop.set()

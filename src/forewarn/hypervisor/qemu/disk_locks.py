@@ -41,9 +41,8 @@ class LockRecord(msgspec.Struct, frozen=True, kw_only=True):
 class DiskLocks:
     """Records which QEMU processes hold their VMs' disk locks, and tells whether the locks are free.
 
-    QEMU holds the locks for as long as it uses the disks. `directories` are those whose locks count; without any, no
-    locks count. `records` is a directory of this machine, which outlives the hosts. The constructor raises Rejected if
-    a directory is on a file system whose locks do not count: it must be a local one. The other methods block.
+    Only the locks below `directories` count, which must be on local file systems. `records` is a directory of this
+    machine, which outlives the hosts.
     """
 
     def __init__(self, directories: Sequence[str], records: Path) -> None:
@@ -62,12 +61,7 @@ class DiskLocks:
         return bool(self._directories)
 
     def observe(self, instance: QemuInstance) -> None:
-        """Check whether the QEMU process of a VM that is in memory holds the locks of all its disks.
-
-        Writes a record durably if it does, and deletes an earlier one if not. A process that is on record already is
-        not looked at again. Does nothing without directories or a known process id. Raises Refused if the definition is
-        wrong, or the record cannot be written or deleted, HostUnreachable if the host's directory does not exist.
-        """
+        """Check whether the QEMU process of a VM that is in memory holds the locks of all its disks."""
         record, pid = self._read(instance.vm), instance.pid()
         if pid is None or not self.is_used:
             return
@@ -91,10 +85,9 @@ class DiskLocks:
     def are_free(self, host: str, vm: str, definition: bytes) -> bool:
         """Return whether the locks of its disks show that the VM, last seen on this host, does not run there.
 
-        `definition` is the content of the VM's definition file. All of this must hold: its QEMU process was seen with
-        locks on all its disks, and has ended; its definition and its disks are still the same; the disks are below the
-        directories whose locks count; all their locks can be taken now (they are given back); and no process has one of
-        them open for writing.
+        All of this must hold: its QEMU process was seen with locks on all its disks, and has ended; its definition and
+        its disks are still the same; the disks are below the directories whose locks count; all their locks can be
+        taken now (they are given back); and no process has one of them open for writing.
         """
         record = self._read(vm)
         if record is None or record.host != host or record.definition != _digest(definition):

@@ -30,10 +30,7 @@ class DiskUser(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def identity_of(path: Path) -> FileIdentity | None:
-    """Return which file or device this path leads to, following symbolic links.
-
-    None if it does not exist or cannot be looked at.
-    """
+    """Return which file or device this path leads to, following symbolic links."""
     try:
         found = path.stat()
     except OSError:
@@ -44,11 +41,7 @@ def identity_of(path: Path) -> FileIdentity | None:
 
 
 def find_disk_users(disks: Iterable[Path]) -> list[DiskUser]:
-    """Return the processes that have some of these disks open for writing: one entry per process and disk.
-
-    This process is left out, and so are those that this user may not look at: root sees all. The order is undefined; []
-    if no disk exists. Blocks: it looks at all processes of the machine.
-    """
+    """Return the processes that have some of these disks open for writing: one entry per process and disk."""
     wanted = {identity: disk for disk in disks if (identity := identity_of(disk)) is not None}
     found: dict[tuple[int, Path], DiskUser] = {}
     for process in _PROC.iterdir() if wanted else ():

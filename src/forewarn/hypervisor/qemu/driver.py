@@ -60,12 +60,8 @@ _INTERVAL_S = 0.02  # between checks of something that QEMU does by itself
 class QemuDriver:
     """Implements `MachineDriver` for the hosts of the settings.
 
-    `copies` is a directory of this machine, created if missing, for copies of all definitions: a VM whose host is lost,
-    or that is on no host, is defined on another one from there. `lock_directories` are those of the settings.
-    `timeout_s` limits the wait for an answer from QEMU, `start_timeout_s` that for its start, in real seconds. Names
-    are case-sensitive. Operations on one VM wait for each other. The constructor raises Rejected if the library
-    `qemu.qmp` is missing, or a directory's locks do not count; methods raise HostUnreachable and Refused, as
-    `MachineDriver` says, Refused also for a full disk.
+    `copies` is a directory of this machine for copies of all definitions: a VM whose host is lost, or that is on no
+    host, is defined on another one from there. Operations on one VM wait for each other.
     """
 
     can_reimage = True  # a VM whose definition names no image refuses
@@ -181,11 +177,6 @@ class QemuDriver:
                 require_defined(instance)
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
-        """Boot a VM that is off, with a new ephemeral disk if asked; no effect if running or halted.
-
-        A missing ephemeral disk is also made. Raises HostUnreachable, or Refused in other states or if QEMU fails; its
-        ephemeral disk may be new and empty then.
-        """
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             state = await self._state(instance)
@@ -211,11 +202,6 @@ class QemuDriver:
             await self._processes.end(instance)
 
     async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
-        """Delete the VM's files on this host, its definition last. Refused if it is not off.
-
-        Does nothing if it is ABSENT. Disks stay unless `delete_disks` (Refused for a device), which also deletes the
-        definition's copy; a relative ephemeral disk is always deleted. A VM on no host ("") has only disks and copy.
-        """
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             if host:
@@ -259,11 +245,6 @@ class QemuDriver:
     async def copy_definition(
         self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False, then_receives: bool = False
     ) -> None:
-        """Write the VM's definition into the directory of `to_host`; from the copy if `host` is lost or "".
-
-        With `then_receives`, a new file for a VM that runs is complete when `prepare_to_receive` returns. Refused if a
-        disk is not reachable from both hosts, another VM of this name runs on `to_host`, or too little memory is free.
-        """
         source, target = self._instance(host, vm), self._instance(to_host, vm)
         definition, data = self._copies.read(source)
         require_shared_disks(definition, source)
@@ -287,10 +268,6 @@ class QemuDriver:
     async def define(
         self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
     ) -> None:
-        """Keep this definition as the VM's copy, and write it into the directory of `host`, OFF there.
-
-        b"": the present copy counts. Other arguments have no effect. Refused for the reasons of `copy_definition`.
-        """
         self._copies.keep_definition(vm, definition)
         await self.copy_definition("", vm, host)
 
@@ -377,11 +354,7 @@ class QemuDriver:
             await asyncio.to_thread(write_durably, instance.mark_file, msgspec.json.encode(mark))
 
     async def fence(self, host: str) -> bool:
-        """Run the fence command; True if it succeeded and no process runs a VM of this host.
-
-        That is the VM's QEMU, one that answers on its monitor, or one that has its disk open for writing and is no VM
-        of another host. Obstacles are logged. False also without a command. Refused if the settings lack the host.
-        """
+        """Run the fence command; True if it succeeded and no process runs a VM of this host."""
         settings = self._host(host)
         if not await run_fence_command(settings.fence, host, timeout_s=settings.fence_timeout_s):
             return False
@@ -402,10 +375,6 @@ class QemuDriver:
         return await asyncio.to_thread(self._disk_locks.are_free, host, vm, definition)
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return the memory that VMs with a QEMU process leave free, and what each VM needs.
-
-        Refused if the definition of one that runs is wrong, HostUnreachable if the host's directory does not exist.
-        """
         settings = self._host(host)
         if not Path(settings.directory).is_dir():
             raise HostUnreachable(f"directory {settings.directory!r} of host {host!r} does not exist")

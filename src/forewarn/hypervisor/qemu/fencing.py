@@ -12,12 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def has_foreign_disk_user(host: str, instances: Sequence[QemuInstance], others: Sequence[QemuInstance]) -> bool:
-    """Return whether a process, other than QEMU of `others`, has a disk of these VMs open for writing.
-
-    `instances` are the VMs of the host that was fenced, `others` those of other hosts. Logs the first such process,
-    with the name `host`. Processes that this user may not look at do not count. Blocks. Raises Refused if the log of
-    one of `others` cannot be read.
-    """
+    """Return whether a process, other than QEMU of `others`, has a disk of these VMs open for writing."""
     users = find_disk_users([disk for instance in instances for disk in instance.disks()])
     known = {instance.pid() for instance in others if instance.is_alive()}
     for user in users:

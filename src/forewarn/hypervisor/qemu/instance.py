@@ -26,10 +26,7 @@ EVENTS_SUFFIX = ".events"  # of the socket of QEMU's monitor for events
 
 @dataclass(frozen=True, slots=True)
 class QemuInstance:
-    """One VM on one host: the paths of its files in the host's directory, and its QEMU process.
-
-    It is only a name and holds nothing open: properties return paths, methods look at the files each time.
-    """
+    """One VM on one host: the paths of its files in the host's directory, and its QEMU process. Holds nothing open."""
 
     host: str  # its name in the settings; "": a copy of a definition, on no host
     vm: str  # the VM's name
@@ -77,17 +74,11 @@ class QemuInstance:
 
     @property
     def incoming_file(self) -> Path:
-        """The path of an empty file that exists while the VM is the destination of a live migration.
-
-        That is from the start of its QEMU for the migration until the VM is resumed.
-        """
+        """The path of an empty file that exists while the VM is the destination of a live migration."""
         return self._file(".incoming")
 
     def files(self) -> tuple[Path, ...]:
-        """Return the paths of all files of the VM in the host's directory, the definition last.
-
-        They need not exist. Disks are not among them.
-        """
+        """Return the paths of all files of the VM in the host's directory, the definition last."""
         return (
             *(self.mark_file, self.incoming_file, self.migration_socket, self.monitor_socket, self.events_socket),
             *(self.pid_file, self.log_file, self.definition_file),
@@ -105,19 +96,12 @@ class QemuInstance:
         return self.definition_file.exists()
 
     def read_definition(self) -> tuple[VmDefinition, bytes]:
-        """Return the VM's definition, and the bytes of its file.
-
-        Raises Refused if the file is missing or wrong, HostUnreachable if the directory of the host does not exist.
-        """
+        """Return the VM's definition, and the bytes of its file."""
         data = self.definition_bytes()
         return parse_definition(data, self.definition_file), data
 
     def definition_bytes(self) -> bytes:
-        """Return the content of the VM's definition file, which may be wrong.
-
-        Raises Refused if the file is missing or cannot be read, HostUnreachable if the directory of the host does not
-        exist.
-        """
+        """Return the content of the VM's definition file, which may be wrong."""
         if not self.is_defined():
             raise Refused(f"{self.name} does not exist: there is no file {str(self.definition_file)!r}")
         try:
@@ -126,10 +110,7 @@ class QemuInstance:
             raise Refused(f"definition {str(self.definition_file)!r} cannot be read: {error.strerror}") from error
 
     def disks(self) -> list[Path]:
-        """Return the paths of all disks of the VM, the ephemeral one last; [] without a correct definition.
-
-        Relative paths are joined to the host's directory. The files need not exist. Raises nothing.
-        """
+        """Return the paths of all disks of the VM, the ephemeral one last; [] without a correct definition."""
         with suppress(Refused, HostUnreachable):
             definition = self.read_definition()[0]
             ephemeral = [definition.ephemeral.path] if definition.ephemeral else []
@@ -137,10 +118,7 @@ class QemuInstance:
         return []
 
     def pid(self) -> int | None:
-        """Return the process id that QEMU has written to its pid file, even if that process has ended.
-
-        None if there is no such file.
-        """
+        """Return the process id that QEMU has written to its pid file, even if that process has ended."""
         with suppress(OSError, ValueError):
             return int(self.pid_file.read_text())
         return None
@@ -149,7 +127,6 @@ class QemuInstance:
         """Return whether the QEMU process that the driver started is running, or is being started.
 
         The lock on its log file shows that, even to a restarted service; a QEMU that a person started does not count.
-        Raises Refused if the log file cannot be read.
         """
         try:
             log = os.open(self.log_file, os.O_RDONLY | os.O_CLOEXEC)
@@ -169,11 +146,9 @@ class QemuInstance:
         return False
 
     def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start QEMU in the host's directory, in a session of its own, and return its process.
+        """Start QEMU in the host's directory, in a session of its own, and return before it has come up.
 
-        Returns before QEMU has come up. Its output goes to the log file, which is emptied first; old sockets and the
-        pid file are deleted. `argv` is the command; its environment is this process's, without FOREWARN_ variables.
-        Raises Refused if QEMU runs already or cannot be started.
+        Its output goes to the log file, which is emptied first; old sockets and the pid file are deleted.
         """
         try:
             log = os.open(self.log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -201,11 +176,7 @@ class QemuInstance:
             os.close(log)
 
     def kill(self) -> tuple[int, str]:
-        """Send SIGKILL to QEMU; return its process id and start time, or (0, "") if it is gone already.
-
-        Does not wait for its end. Raises HostUnreachable if it runs and its process id is not known, Refused without
-        permission.
-        """
+        """Send SIGKILL to QEMU; return its process id and start time, or (0, "") if it is gone already."""
         with suppress(OSError, ValueError):
             pid = int(self.pid_file.read_text())
             process = os.pidfd_open(pid)
@@ -236,11 +207,7 @@ class QemuInstance:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace the file's content with `data`, atomically and durably. Raises Refused if that fails.
-
-    Uses a temporary file beside it, whose name ends with `.new` and which may stay after a failure. The directory must
-    exist. Make only one call per file at a time. Blocks.
-    """
+    """Replace the file's content, atomically and durably; one call per file at a time."""
     temporary = path.with_name(f"{path.name}.new")
     try:
         with temporary.open("wb") as file:
@@ -254,10 +221,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def create_file(path: Path) -> None:
-    """Create an empty file unless it exists. Raises Refused if it cannot be created.
-
-    It may be lost if the machine crashes.
-    """
+    """Create an empty file unless it exists. Raises Refused if it cannot be created."""
     try:
         path.touch()
     except OSError as error:
@@ -293,10 +257,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
-    """Raise Refused if a disk, even the ephemeral one, has a relative path: other hosts cannot reach it.
-
-    `instance` is only named in the message.
-    """
+    """Raise Refused if a disk, even the ephemeral one, has a relative path: other hosts cannot reach it."""
     if local := definition.local_paths():
         raise Refused(
             f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
@@ -305,10 +266,7 @@ def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
 
 
 def require_shared_disks(definition: VmDefinition, instance: QemuInstance) -> None:
-    """Raise Refused if a disk has a relative path or does not exist; the ephemeral one is not looked at.
-
-    `instance` is only named in the message.
-    """
+    """Raise Refused if a disk has a relative path or does not exist; the ephemeral one is not looked at."""
     if local := [path for path in definition.local_paths() if path in definition.disks]:
         raise Refused(
             f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
@@ -326,10 +284,7 @@ def require_defined(instance: QemuInstance) -> None:
 
 
 def require_files(definition: VmDefinition, instance: QemuInstance) -> None:
-    """Raise Refused if a disk exists and is a device, not a file: deleting its name would keep its data.
-
-    Disks that do not exist are fine, and the ephemeral one is not looked at.
-    """
+    """Raise Refused if a disk exists and is a device, not a file: deleting its name would keep its data."""
     for disk in definition.disks:
         path = instance.directory / disk
         if path.exists() and not path.is_file():

@@ -16,30 +16,19 @@ from forewarn.hypervisor.qemu.run_state import is_migrating, read_state
 
 
 async def begin_to_receive(monitor: Monitor, instance: QemuInstance, *, address: str) -> None:
-    """Make QEMU listen for a live migration on a free TCP port of `address`; "": on a Unix socket.
-
-    `monitor` belongs to the destination's QEMU, `instance` is its VM. Raises MonitorCommandFailed if it listens
-    already, or refuses, HostUnreachable if QEMU does not answer.
-    """
+    """Make QEMU listen for a live migration on a free TCP port of `address`; "": on a Unix socket."""
     await monitor.enable_migration_options("late-block-activate", "events")
     uri = f"tcp:{_bracketed(address)}:0" if address else f"unix:{instance.migration_socket}"
     await monitor.execute("migrate-incoming", {"uri": uri})
 
 
 async def is_listening(monitor: Monitor) -> bool:
-    """Return whether the QEMU of this monitor listens for a live migration.
-
-    Raises HostUnreachable if it does not answer.
-    """
+    """Return whether the QEMU of this monitor listens for a live migration."""
     return "socket-address" in await monitor.execute("query-migrate")
 
 
 async def listening_uri(monitor: Monitor, instance: QemuInstance) -> str:
-    """Return the URI where the QEMU of this monitor listens for a live migration.
-
-    It is `tcp:ADDRESS:PORT` or `unix:PATH`. Raises Refused if the VM is not RECEIVING, or QEMU does not listen yet,
-    HostUnreachable if QEMU does not answer.
-    """
+    """Return the URI where the QEMU of this monitor listens for a live migration."""
     state, report = await asyncio.gather(read_state(monitor, instance), monitor.execute("query-migrate"))
     if state is not MachineState.RECEIVING:
         raise Refused(f"{instance.name} is {state}: it does not wait for a live migration")
@@ -54,9 +43,7 @@ async def begin_to_send(
 ) -> None:
     """Begin to send the VM to the URI `address`; "": to the one that `find_address` returns.
 
-    `monitor` belongs to the source's QEMU. Returns before the migration is over. Does nothing if the VM is being sent,
-    or was sent. Raises Refused if it is not in memory, or QEMU refuses, what `find_address` raises, and HostUnreachable
-    if QEMU does not answer; the migration may have begun then.
+    Does nothing if the VM is being sent, or was sent. After HostUnreachable the migration may have begun.
     """
 
     async def look() -> tuple[MachineState, bool]:

@@ -41,9 +41,8 @@ _CHANGES = frozenset({"SHUTDOWN", "STOP", "RESUME", "RESET", "SUSPEND", "WAKEUP"
 def machine_in_state(status: str, *, is_destination: bool, instance: str) -> ObservedMachine:
     """Return what QEMU's run state says about a VM; CHANGING for a state that is not known.
 
-    `is_destination`: its process was started for a live migration, and has not been resumed since; then a paused one is
-    CHANGING. `instance` identifies its process, and is left out ("") unless the VM runs or is paused. `status` is
-    QEMU's run state, such as `running`.
+    `is_destination`: its process was started for a live migration and has not been resumed since; then a paused one is
+    CHANGING.
     """
     state, cause = _STATES.get(status, (ObservedState.CHANGING, StateCause.UNKNOWN))
     if is_destination and state is ObservedState.PAUSED:
@@ -55,8 +54,7 @@ def machine_in_state(status: str, *, is_destination: bool, instance: str) -> Obs
 async def observe_instance(instance: QemuInstance, processes: QemuProcesses) -> ObservedMachine:
     """Ask the QEMU of a VM that is defined on its host, and return the VM's state. Raises nothing.
 
-    CHANGING if its QEMU does not answer, which is logged. Without a process it is OFF: by a CRASH if its pid file is
-    left, since QEMU removes that when it ends by itself, else by an OPERATOR.
+    Without a process it is OFF: by a CRASH if its pid file is left, since QEMU removes that when it ends by itself.
     """
     try:
         answer = await processes.ask(instance, lambda monitor: monitor.execute("query-status"))
@@ -86,9 +84,7 @@ async def changed_hosts(
 ) -> AsyncGenerator[str, None]:
     """Yield the name of a host for each change that QEMU reports about one of its VMs, and when QEMU ends.
 
-    `directories` has the hosts' directories by name. A host is also yielded for each VM that is found, at the beginning
-    and, within `scan_interval_s` seconds of real time, after its start. A QEMU whose events another client listens to
-    is not watched. It goes on until it is closed, and raises nothing for a QEMU that cannot be watched.
+    A QEMU whose events another client listens to is not watched.
     """
     changed: asyncio.Queue[str] = asyncio.Queue()
     watchers: dict[_Socket, asyncio.Task[None]] = {}

@@ -61,8 +61,7 @@ class _KeptMonitor(NamedTuple):
 class QemuProcesses:
     """Starts, reaches and ends the QEMU processes of VMs, including those that an earlier service started.
 
-    `timeout_s` limits the wait for an answer from QEMU, `start_timeout_s` the time that QEMU needs to come up, in real
-    seconds. A connection is kept open for a second for the next operation. One operation at a time per VM.
+    A connection is kept open for a second for the next operation. One operation at a time per VM.
     """
 
     def __init__(self, *, timeout_s: float, start_timeout_s: float) -> None:
@@ -74,12 +73,7 @@ class QemuProcesses:
 
     @asynccontextmanager
     async def monitor(self, instance: QemuInstance) -> AsyncIterator[Monitor]:
-        """Return an async context manager for a connection to QEMU's monitor.
-
-        Waits for a QEMU that has just been started. The connection stays open for a second after the block, for the
-        next operation, unless the block has failed. Only one caller at a time may connect to a VM. Raises NotRunning if
-        there is no process, HostUnreachable if QEMU does not answer in time, Refused without permission.
-        """
+        """Return an async context manager for a connection to QEMU's monitor."""
         monitor = await self._take_kept(instance) or await self._connect(instance)
         try:
             yield monitor
@@ -89,12 +83,7 @@ class QemuProcesses:
         await self._keep(instance, monitor)
 
     async def ask(self, instance: QemuInstance, question: Callable[[Monitor], Awaitable[_Answer]]) -> _Answer:
-        """Connect to QEMU and return the answer to a question that changes nothing.
-
-        `question` gets the monitor. Raises NotRunning if there is no process, HostUnreachable if QEMU does not answer
-        in time, Refused without permission. QEMU may have ended since an earlier operation: a connection that was kept
-        and is closed is replaced once.
-        """
+        """Connect to QEMU and return the answer to a question that changes nothing."""
         is_kept = instance in self._kept
         try:
             async with self.monitor(instance) as monitor:
@@ -160,11 +149,9 @@ class QemuProcesses:
                 await asyncio.sleep(_START_INTERVAL_S)
 
     async def start(self, instance: QemuInstance, argv: Sequence[str]) -> None:
-        """Start QEMU for this VM with the command `argv`, and return once its monitor answers.
+        """Start QEMU for this VM, and return once its monitor answers.
 
-        Raises Refused with its last message if it ends first, or if it runs already. Raises HostUnreachable if it does
-        not answer within `start_timeout_s`, and its subclass MonitorNotListening if it has not opened its monitor by
-        then; it may come up later.
+        Refused with QEMU's last message if it ends first. After HostUnreachable it may come up later.
         """
         child = instance.start(argv)
         self._children.append(child)
@@ -191,11 +178,7 @@ class QemuProcesses:
                 await asyncio.sleep(_START_INTERVAL_S)
 
     async def end(self, instance: QemuInstance) -> None:
-        """End the VM's QEMU if it runs, by `quit`, else by SIGKILL, and return when it is gone.
-
-        Does not ask the guest. Raises HostUnreachable if it does not end, or its process is not known; Refused without
-        permission.
-        """
+        """End the VM's QEMU if it runs, by `quit`, else by SIGKILL, and return when it is gone."""
         try:
             async with self.monitor(instance) as monitor:
                 await monitor.quit()
@@ -225,10 +208,7 @@ class QemuProcesses:
             await asyncio.sleep(_INTERVAL_S)
 
     async def is_listening(self, instance: QemuInstance) -> bool:
-        """Return whether something listens on the VM's monitor socket, even if it does not answer.
-
-        Raises Refused without permission for the socket.
-        """
+        """Return whether something listens on the VM's monitor socket, even if it does not answer."""
         try:
             async with connect_monitor(instance.monitor_socket, instance.name, timeout_s=self._timeout_s):
                 return True
@@ -238,10 +218,7 @@ class QemuProcesses:
             return True
 
     def release(self) -> None:
-        """Forget the child processes that were started here, so that Python does not wait for them.
-
-        They keep running.
-        """
+        """Forget the child processes, so that Python does not wait for them. They keep running."""
         for child in self._children:
             if child.poll() is None:
                 child.returncode = 0  # otherwise Python warns about a process that nobody waits for

@@ -26,10 +26,7 @@ class MonitorDisconnected(HostUnreachable):
 
 
 class MonitorNotListening(HostUnreachable):
-    """Nothing listens on the socket of QEMU's monitor (QMP): QEMU is not running, ending, or starting.
-
-    `open_monitor` raises it.
-    """
+    """Nothing listens on the socket of QEMU's monitor (QMP): QEMU is not running, ending, or starting."""
 
 
 class MonitorCommandFailed(Refused):
@@ -38,10 +35,7 @@ class MonitorCommandFailed(Refused):
 
 @cache
 def require_qmp() -> ModuleType:
-    """Return the library `qemu.qmp`, with its log messages turned off.
-
-    Raises Rejected with what to install if it is missing.
-    """
+    """Return the library `qemu.qmp`, with its log messages turned off."""
     try:
         import qemu.qmp
     except ImportError as error:
@@ -54,11 +48,7 @@ def require_qmp() -> ModuleType:
 
 
 class Monitor:
-    """An open connection to the monitor (QMP) of one QEMU process; `open_monitor` makes it.
-
-    From when it is connected, it collects events about changes of the VM. `name` names the VM in errors, `client` is
-    the QMP client; a command fails after `timeout_s` seconds of real time. The caller closes it.
-    """
+    """An open connection to the monitor (QMP) of one QEMU process, which collects events about changes of the VM."""
 
     def __init__(self, client: Any, name: str, timeout_s: float) -> None:
         self._client = client
@@ -77,11 +67,7 @@ class Monitor:
         self._changes.clear()
 
     async def wait_for_change(self, *, within_s: float) -> bool:
-        """Wait until QEMU reports a change of the VM since `forget_changes`, and return whether it did.
-
-        False after `within_s` seconds of real time, also if QEMU closes the connection meanwhile. Takes one change from
-        those collected.
-        """
+        """Wait until QEMU reports a change of the VM since `forget_changes`, and return whether it did."""
         try:
             async with asyncio.timeout(within_s):
                 await self._changes.get()
@@ -96,11 +82,7 @@ class Monitor:
                 await self._client.disconnect()
 
     async def execute(self, command: str, arguments: Mapping[str, object] | None = None) -> Any:
-        """Execute a QMP command with these arguments (None: none), and return QEMU's answer.
-
-        Raises MonitorCommandFailed if the answer is an error, HostUnreachable if there is none in time,
-        MonitorDisconnected if QEMU has closed the connection.
-        """
+        """Execute a QMP command with these arguments (None: none), and return QEMU's answer."""
         qmp = require_qmp()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -115,10 +97,7 @@ class Monitor:
             raise MonitorDisconnected(f"QEMU of {self._name} closed the connection during {command!r}") from error
 
     async def enable_migration_options(self, *capabilities: str) -> None:
-        """Enable these capabilities of live migrations in QEMU, in QEMU's names.
-
-        Raises MonitorCommandFailed if QEMU refuses, HostUnreachable if it does not answer.
-        """
+        """Enable these capabilities of live migrations in QEMU, in QEMU's names."""
         enabled = [{"capability": name, "state": True} for name in capabilities]
         await self.execute("migrate-set-capabilities", {"capabilities": enabled})
 
@@ -129,12 +108,7 @@ class Monitor:
 
 
 async def open_monitor(socket: Path, name: str, *, timeout_s: float, connect_timeout_s: float | None = None) -> Monitor:
-    """Connect to the monitor on this socket, and return it; the caller closes it. `name` is for errors.
-
-    `timeout_s` is for the connection, unless `connect_timeout_s` is given, and for each command, in real seconds.
-    Raises MonitorNotListening if the socket is missing or refuses connections, Refused without permission for it,
-    HostUnreachable if QEMU does not answer, Rejected if the library is missing.
-    """
+    """Connect to the monitor on this socket, and return it; the caller closes it. `name` is for errors."""
     qmp = require_qmp()
     client = qmp.QMPClient(name)
     limit_s = timeout_s if connect_timeout_s is None else connect_timeout_s
@@ -153,12 +127,7 @@ async def open_monitor(socket: Path, name: str, *, timeout_s: float, connect_tim
 
 @asynccontextmanager
 async def connect_monitor(socket: Path, name: str, *, timeout_s: float) -> AsyncIterator[Monitor]:
-    """Return an async context manager that connects to QEMU's monitor, and disconnects after the block.
-
-    `socket` is the monitor's path, `name` names the VM in errors, `timeout_s` limits the connection and each command in
-    real time. Raises MonitorNotListening if the socket is missing or refuses connections, Refused without permission
-    for it, HostUnreachable if QEMU does not answer, Rejected if the library is missing.
-    """
+    """Return an async context manager that connects to QEMU's monitor, and disconnects after the block."""
     monitor = await open_monitor(socket, name, timeout_s=timeout_s)
     try:
         yield monitor

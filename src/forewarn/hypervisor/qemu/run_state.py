@@ -32,11 +32,10 @@ _REASONS = {
 
 
 async def read_state(monitor: Monitor, instance: QemuInstance) -> MachineState:
-    """Ask QEMU for the state of its VM, and return it: any but ABSENT.
+    """Ask QEMU for the state of its VM: any but ABSENT.
 
-    Forgets changes that QEMU reported before. Deletes the file `incoming` of a VM that runs. A VM whose guest has shut
-    down, or to which nothing can arrive, is OFF although QEMU runs; one in the last part of its migration is RUNNING.
-    Raises HostUnreachable if QEMU does not answer, Refused if the file cannot be deleted.
+    A VM whose guest has shut down, or to which nothing can arrive, is OFF although QEMU runs; one in the last part of
+    its migration is RUNNING. Deletes the file `incoming` of a VM that runs.
     """
     monitor.forget_changes()
     if instance.incoming_file.exists():  # then the answer may need both, which QEMU gives in one go
@@ -60,10 +59,7 @@ async def read_state(monitor: Monitor, instance: QemuInstance) -> MachineState:
 
 
 async def stop_reason(monitor: Monitor) -> str:
-    """Return for people why QEMU has halted the VM, with the disks that fail; "" if it has not.
-
-    Raises HostUnreachable if QEMU does not answer.
-    """
+    """Return for people why QEMU has halted the VM, with the disks that fail; "" if it has not."""
     status = (await monitor.execute("query-status"))["status"]
     if status != "io-error":
         return _REASONS.get(status, "")
@@ -84,27 +80,18 @@ def _disk_problem(block: Mapping[str, Any]) -> str:
 
 
 async def has_arrivals(monitor: Monitor) -> bool:
-    """Return whether a live migration to this QEMU has begun, even if it failed or is complete.
-
-    Raises HostUnreachable if QEMU does not answer.
-    """
+    """Return whether a live migration to this QEMU has begun, even if it failed or is complete."""
     report = await monitor.execute("query-migrate")
     return report.get("status", "none") not in ("none", "setup")  # of a QEMU that only listens, by its version
 
 
 async def is_migrating(monitor: Monitor) -> bool:
-    """Return whether a live migration from or to this QEMU is active, or is being cancelled.
-
-    Raises HostUnreachable if QEMU does not answer.
-    """
+    """Return whether a live migration from or to this QEMU is active, or is being cancelled."""
     return (await monitor.execute("query-migrate")).get("status") in _ACTIVE_MIGRATIONS
 
 
 def migration_progress(report: Mapping[str, Any]) -> MigrationProgress:
-    """Return QEMU's report about the live migration from a host (`query-migrate`) as progress.
-
-    {} (no migration) becomes an inactive one with zeros. `error` says why it failed. Asks nothing.
-    """
+    """Return QEMU's report about the live migration from a host (`query-migrate`) as progress."""
     memory = report.get("ram", {})
     return MigrationProgress(
         is_active=report.get("status") in _ACTIVE_MIGRATIONS,
