@@ -28,11 +28,7 @@ _JOURNAL_FORMAT = "%(levelname)s %(message)s"  # systemd's journal has the time 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the agent; return the exit status: 0, 3 (unavailable), 2 (other errors) or 130 (interrupted).
 
-    Blocks until SIGTERM or SIGINT, and then returns 0. SIGHUP makes it read the configuration again; at a terminal
-    SIGHUP stops the agent. With --once it blocks until everything that is due has run, and returns 130 after a signal.
-    Sets up logging to stderr, and prints the error there before it returns 2 or 3. `arguments` are --config FILE
-    (required), --endpoint URL (instead of the file's) and --once; None means the arguments of the process. Raises
-    SystemExit if the arguments are wrong.
+    SIGHUP makes it read the configuration again; at a terminal SIGHUP stops it, because the terminal has closed.
     """
     options = _argument_parser().parse_args(arguments)
     handler = logging.StreamHandler(sys.stderr)

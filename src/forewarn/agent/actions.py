@@ -15,10 +15,7 @@ APPROVAL_CHECK_TASK, APPROVAL_TASK = "(gate)", "(approval)"  # not valid as name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSnapshot:
-    """The agent's state at one instant: everything that decides its next actions.
-
-    Immutable; `AgentDaemon.snapshot` makes one for each decision.
-    """
+    """The agent's state at one instant: everything that decides its next actions."""
 
     open_records: OpenRecords  # all records of the journal that are not closed
     rules: Mapping[str, RuleConfig]  # the configured ones, by name
@@ -32,10 +29,7 @@ class AgentSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartStep:
-    """Action: journal a step of an event (phase DO) or its undo (phase UNDO) as begun, then run it.
-
-    Only a value: `next_actions` decides it, `AgentDaemon` journals it, and `ActionRunner` runs it.
-    """
+    """Action: journal a step of an event (phase DO) or its undo (phase UNDO) as begun, then run it."""
 
     key: str  # of the event's record
     step: StepConfig  # the configured step
@@ -46,10 +40,7 @@ class StartStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeStep:
-    """Action: continue a step (or its undo) that is journalled as begun although no task runs it.
-
-    This happens after the agent was stopped or killed. `ActionRunner` carries it out.
-    """
+    """Action: continue a step (or its undo) that is journalled as begun although no task runs it."""
 
     key: str  # of the event's record
     step: StepConfig
@@ -61,8 +52,7 @@ class ResumeStep:
 class RecordStepEnd:
     """Action: only journal the end of a step (or undo) that was interrupted, or that is not run at all.
 
-    A step that is not run was cut (no time, or the event has started), skipped, or reused, because it is already done
-    for another event.
+    A step that is not run was cut (no time, or the event has started), skipped, or reused from another event.
     """
 
     key: str  # of the event's record
@@ -71,10 +61,7 @@ class RecordStepEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopStep:
-    """Action: cancel a running task that still prepares for an event, because the event is gone.
-
-    The task runs a step, the approval check or the approval. Nothing is journalled before the cancellation.
-    """
+    """Action: cancel a running task that still prepares for an event, because the event is gone."""
 
     key: str  # of the event's record
     step: str  # the second part of the task's TaskKey: a step's name, APPROVAL_CHECK_TASK or APPROVAL_TASK
@@ -104,10 +91,7 @@ class CloseEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitUntil:
-    """Says that nothing is to be done for an event before `until`, and what the event waits for.
-
-    `next_actions` returns it among the actions; nothing is journalled or run for it.
-    """
+    """Says that nothing is to be done for an event before `until`, and what the event waits for."""
 
     key: str  # of the event's record
     until: float | None = None  # server time in POSIX seconds; None: until an event, a task or the board changes
@@ -120,13 +104,10 @@ AgentAction = (
 
 
 def record_after_action(record: EventRecord, action: AgentAction, *, now: float, boot_id: str) -> EventRecord:
-    """Return the record as it must be journalled before the action is carried out; `record` is unchanged.
+    """Return the record as it must be journalled before the action is carried out.
 
-    It adds the begun run of a StartStep, the run of a RecordStepEnd, the try of a RunApprovalCheck (without an answer
-    yet; the time of the first try stays), or an approval in state ASKED; for CloseEvent it closes the record. A resumed
-    step gets `boot_id`, the id of the current boot, because a later reboot undoes what it does now. Returns `record`
-    itself for an action that is not journalled: a stop, a wait, or a resume in the same boot. `now` is the server's
-    time. The function itself journals nothing.
+    A resumed step gets `boot_id`, because a later reboot undoes what it does now. Returns `record` itself for an action
+    that is not journalled: a stop, a wait, or a resume in the same boot.
     """
     match action:
         case StartStep():

@@ -21,11 +21,7 @@ HEARTBEAT_TIMEOUT_S = 15.0  # a VM with an older heartbeat counts as absent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardView:
-    """What the readiness board, a folder shared by the agents of all VMs, showed when it was last read.
-
-    Names of VMs are in lower case, without a leading underscore (`normalize_vm_name`). VMs that never published are
-    missing. `ReadinessBoard.publish_and_read` makes the view.
-    """
+    """What the readiness board, a folder shared by the agents of all VMs, showed when it was last read."""
 
     heartbeat_ages_s: Mapping[str, float] = field(default_factory=dict)  # seconds before this VM's own heartbeat, by VM
     ready_vms: Mapping[str, frozenset[str]] = field(default_factory=dict)  # names of the ready VMs, by `event_key`
@@ -33,11 +29,7 @@ class BoardView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalDecision:
-    """Whether the agent may approve an event now, and if not, why and when to decide again.
-
-    Without `recheck_at`, a refusal of `decide_by_approval_check` is final, while one of `decide_for_all_vms` may change
-    at any time.
-    """
+    """Whether the agent may approve an event now, and if not, why and when to decide again."""
 
     is_approved: bool  # True: the function that decided has nothing against the approval
     reason: str = ""  # why it is or is not approved, for people; "": nothing prevents it
@@ -45,11 +37,7 @@ class ApprovalDecision:
 
 
 def approving_vm(resources: Sequence[str], board: BoardView, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> str:
-    """Return the VM that approves an event for all: the first of `resources` that is alive; "" if none is.
-
-    `resources` are the VMs that the event lists, in its order. A VM is alive if its heartbeat on the board is at most
-    `heartbeat_timeout_s` seconds old. The name is returned in lower case, without a leading underscore.
-    """
+    """Return the VM that approves an event for all: the first of `resources` that is alive; "" if none is."""
     return next(
         (
             normalize_vm_name(name)
@@ -70,14 +58,11 @@ def decide_for_all_vms(
     absent_after_s: float | None,
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
 ) -> ApprovalDecision:
-    """Decide whether this VM, `vm`, may approve an event now for all VMs that it lists, `resources`.
+    """Decide whether this VM may approve an event now for all VMs that it lists.
 
-    It may if three conditions hold: this VM is their `approving_vm`; every listed VM that is alive is ready for the
-    event; and every listed VM that is not alive was ready as well, or `waited_s`, the seconds since this VM became
-    ready, has reached `absent_after_s` (None: wait for ever). A VM is alive if its heartbeat is at most
-    `heartbeat_timeout_s` seconds old; `board` has the heartbeats and the ready VMs. `event_id` is what `event_key`
-    returns: the id in upper case. `recheck_at` is never set: after a refusal, call this again every few seconds,
-    because time alone may change the decision.
+    It may if it is their `approving_vm`; every listed VM that is alive is ready; and every other one was ready as well,
+    or `waited_s`, the seconds since this VM became ready, has reached `absent_after_s` (None: wait for ever). After a
+    refusal, call this again every few seconds, because time alone may change the decision.
     """
     approver = approving_vm(resources, board, heartbeat_timeout_s)
     if approver != normalize_vm_name(vm):
@@ -106,10 +91,8 @@ def decide_by_approval_check(
 ) -> ApprovalDecision:
     """Decide whether to approve, from the answers of the approval check so far; does not run the check.
 
-    `record` is None if the check has not run. The answer "yes" approves the event, and "no" is final: `recheck_at` is
-    None. Without an answer, `recheck_at` is when to run the check again or, if that is sooner, its deadline; a time
-    that is not after `now`, the server's time, means at once. The deadline is `deadline_s` after the first try. From
-    then on `on_silence` decides for good, and the check is not run again.
+    "no" is final. Without an answer, `recheck_at` is when to run the check again or its deadline, whichever is sooner;
+    from the deadline on `on_silence` decides for good.
     """
     if record is None:
         return ApprovalDecision(is_approved=False, reason="the approval check has not run yet", recheck_at=now)

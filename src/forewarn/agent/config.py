@@ -36,10 +36,7 @@ DEFAULT_STATE_DIRECTORY = "/var/lib/forewarn-agent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """The agent's configuration, as `load_config` reads it from the agent's TOML file; immutable.
-
-    Only `load_config` and `parse_config` check the values; the constructor does not.
-    """
+    """The agent's configuration; `load_config` and `parse_config` check the values, the constructor does not."""
 
     endpoint: str | None = None  # URL of the metadata endpoint; None: the environment's, else discover it (spec §2.5)
     vm: str = ""  # this VM's name; "": ask the endpoint
@@ -63,18 +60,12 @@ class AgentConfig:
 
     @property
     def step_folders(self) -> Path:
-        """The folder `steps` in `state`, with a folder EVENT/STEP per step that was run; may not exist.
-
-        `runner.make_step_folder` creates them. A step that events share has one only under the first of them.
-        """
+        """The folder `steps` in `state`, with a folder EVENT/STEP per step that was run; may not exist."""
         return self.state / "steps"
 
 
 def load_config(path: Path) -> AgentConfig:
-    """Read and validate the agent's TOML file, which must be UTF-8; the result's `file` is its path.
-
-    Raises Rejected if the file cannot be read or is not UTF-8, BadConfig with all its problems if it has any.
-    """
+    """Read and validate the agent's TOML file; BadConfig has all its problems."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -86,12 +77,7 @@ def load_config(path: Path) -> AgentConfig:
 
 
 def parse_config(text: str, source: str = "agent.toml") -> AgentConfig:
-    """Parse and validate the TOML text of an agent's file; `source` names the file in messages.
-
-    Raises BadConfig with all problems, such as unknown keys, relative paths, neither rules nor a profile, or
-    `when-all-done` without a board. It opens no configuration file and no connection, so the result's `file` is None;
-    it only looks up the user of a `stop-processes` step in the system's user database.
-    """
+    """Parse and validate the TOML text of an agent's file; `source` names the file in messages."""
     problems: list[ConfigProblem] = []
     try:
         root = ConfigTable(tomllib.loads(text), (), "the file", index_lines(text), problems)
@@ -160,11 +146,6 @@ _UNDO_OUTCOMES = ("finished", "withdrawn", "unknown")
 
 
 def _read_rules(root: ConfigTable, steps: Mapping[str, StepConfig]) -> tuple[RuleConfig, ...]:
-    """Reads the [[rules]] of the file in their order, then the rules of its `profile`; returns both.
-
-    `root` is the whole file and gets every problem, `steps` are the steps by name. It is a problem if there are
-    neither rules nor a profile. A rule leaves out names that are not in `steps`, also a problem.
-    """
     rules = tuple(_read_rule(table, number, steps) for number, table in enumerate(root.read_tables("rules"), start=1))
     _check_unique_names(root, rules)
     profile_rules = _read_profile(root, steps)
@@ -294,11 +275,6 @@ _COMMON_STEP_KEYS = (
 
 
 def _read_steps(root: ConfigTable) -> dict[str, StepConfig]:
-    """Reads all [steps.NAME] tables of the file `root`; returns the steps by name, in the file's order.
-
-    It adds problems to `root`. A step with a problem is in the result too, unless it is not a table; {} if there are
-    no steps.
-    """
     tables = root.read_table("steps")
     if tables is None:
         return {}

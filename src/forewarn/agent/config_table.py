@@ -29,11 +29,7 @@ class ConfigProblem:
 
 
 class BadConfig(Rejected):
-    """The agent's file has problems; `problems` lists all of them in the order of their lines.
-
-    `load_config` and `parse_config` raise it. The message has one line for each problem; `source` is the name of the
-    file in it.
-    """
+    """The agent's file has problems; `problems` lists all of them in the order of their lines."""
 
     def __init__(self, problems: Sequence[ConfigProblem], *, source: str) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: problem.line))
@@ -43,10 +39,8 @@ class BadConfig(Rejected):
 class ConfigTable:
     """Reads the keys of one table of the agent's TOML file, and collects problems instead of raising them.
 
-    For a wrong value a read_ method appends a problem and returns the default. `raw` has the table's values, and
-    `title` names the table in messages; both are attributes too. `path` says where the table is in the file, and
-    `lines` finds the line of a path. All tables of a file append to one list `problems`. Each read_ method marks its
-    key as known, so that `reject_unknown_keys` accepts it.
+    For a wrong value a read_ method appends a problem to the list of the whole file and returns the default. Each marks
+    its key as known for `reject_unknown_keys`, which is called last.
     """
 
     def __init__(
@@ -61,26 +55,16 @@ class ConfigTable:
         return key in self.raw
 
     def add_problem(self, key: str, what: str, remedy: str) -> None:
-        """Append a problem to the list of the whole file, at the line of `key`; "" means the table itself.
-
-        `what` says what is wrong, and `remedy` what to write instead; people read both. For a missing key the line is
-        the table's.
-        """
+        """Append a problem to the list of the whole file, at the line of `key`; "" means the table itself."""
         path = (*self._path, key) if key else self._path
         self._problems.append(ConfigProblem(line=self._lines.line_of(path), what=what, remedy=remedy))
 
     def read_text(self, key: str, default: str = "") -> str:
-        """Return the non-empty string under `key`; `default` if the key is absent or its value is wrong.
-
-        A wrong value, "" included, is appended to the file's problems. Marks the key as known.
-        """
+        """Return the non-empty string under `key`; `default` if the key is absent or its value is wrong."""
         return self._read_option(key, default, lambda: options.read_text(self.raw, key, default))
 
     def read_required_text(self, key: str, example: str) -> str:
-        """Return the non-empty string under `key`; if it is missing or wrong, append a problem and return "".
-
-        `example` is shown in the problem of a missing key as what to write. Marks the key as known.
-        """
+        """Return the non-empty string under `key`; if it is missing or wrong, append a problem and return ""."""
         if not self.has(key):
             self._known_keys.append(key)
             self.add_problem("", f"{self.title} has no {key}", f"write {key} = {example} below it")
@@ -88,19 +72,11 @@ class ConfigTable:
         return self.read_text(key)
 
     def read_texts(self, key: str) -> tuple[str, ...]:
-        """Return the non-empty strings under `key`, given as a list or as one string; () if absent or wrong.
-
-        A value that is not a list of non-empty strings is appended to the file's problems. Marks the key as known.
-        """
+        """Return the non-empty strings under `key`, given as a list or as one string; () if absent or wrong."""
         return self._read_option(key, (), lambda: options.read_texts(self.raw, key))
 
     def read_words(self, key: str, known: Iterable[str], default: Iterable[str] = ()) -> frozenset[str]:
-        """Return the words under `key`, given as a list or as one word, spelled as in `known`.
-
-        Letter case is ignored. The default applies only if the key is absent; [] becomes an empty set. A word that is
-        not in `known` is left out, and a value that is not a list of strings becomes an empty set; both are appended to
-        the file's problems. Marks the key as known.
-        """
+        """Return the words under `key`, given as a list or as one word, spelled as in `known`."""
         by_folded_name = {word.casefold(): word for word in known}
         if not self.has(key):
             self._known_keys.append(key)
@@ -114,43 +90,24 @@ class ConfigTable:
         return frozenset(by_folded_name[word.casefold()] for word in given if word.casefold() in by_folded_name)
 
     def read_choice(self, key: str, choices: tuple[str, ...], default: str) -> Any:
-        """Return the value under `key`, one of `choices`; `default` if it is absent or wrong.
-
-        The spelling must match the choice exactly. A wrong value is appended to the file's problems. Marks the key as
-        known.
-        """
+        """Return the value under `key`, one of `choices`; `default` if it is absent or wrong."""
         order = (default, *(choice for choice in choices if choice != default))
         return self._read_option(key, default, lambda: options.read_choice(self.raw, key, order))
 
     def read_flag(self, key: str, *, default: bool) -> bool:
-        """Return the boolean under `key`; `default` if the key is absent or its value is not a boolean.
-
-        A wrong value is appended to the file's problems. Marks the key as known.
-        """
+        """Return the boolean under `key`; `default` if the key is absent or its value is not a boolean."""
         return self._read_option(key, default, lambda: options.read_flag(self.raw, key, default=default))
 
     def read_command_line(self, key: str) -> tuple[str, ...]:
-        """Return the command under `key` as its words; () if it is absent or wrong.
-
-        It is given as a list of words, or as a string, which becomes a command of `/bin/sh -c`. A wrong or empty value
-        is appended to the file's problems. Marks the key as known.
-        """
+        """Return the command under `key` as its words; () if it is absent or wrong."""
         return self._read_option(key, (), lambda: options.read_command_line(self.raw, key))
 
     def read_url(self, key: str) -> str:
-        """Return the http or https URL under `key`; "" if it is absent or wrong.
-
-        A value that is not such a URL, or has a user or password, is appended to the file's problems. Marks the key as
-        known.
-        """
+        """Return the http or https URL under `key`; "" if it is absent or wrong."""
         return self._read_option(key, "", lambda: options.read_url(self.raw, key))
 
     def read_number(self, key: str, default: int | None, least: int, most: int) -> int | None:
-        """Return the whole number under `key`, from `least` to `most` (both included); `default` if absent.
-
-        A wrong value is appended to the file's problems, and the default, which may be None, is returned. Marks the key
-        as known. If the value is a list, its first number is returned.
-        """
+        """Return the whole number under `key`, from `least` to `most` (both included); `default` if absent."""
 
         def read() -> int | None:
             numbers = options.read_whole_numbers(self.raw, key, least, most)
@@ -159,11 +116,7 @@ class ConfigTable:
         return self._read_option(key, default, read)
 
     def read_seconds(self, key: str, default: T, *, least: float = 0.0) -> float | T:
-        """Return the duration under `key` in seconds, given as "20s" or "15m" or as a whole number of seconds.
-
-        Returns `default` if the key is absent. A wrong value, or one below `least` or over ten years, is appended to
-        the file's problems, and the default is returned. Marks the key as known.
-        """
+        """Return the duration under `key` in seconds, given as "20s" or "15m" or as a whole number of seconds."""
         self._known_keys.append(key)
         if not self.has(key):
             return default
@@ -179,10 +132,7 @@ class ConfigTable:
         return seconds
 
     def read_table(self, key: str) -> ConfigTable | None:
-        """Return a reader of the sub-table `key`, which appends to the same list of problems.
-
-        Returns None if the key is absent, or not a table (which is appended to the problems). Marks the key as known.
-        """
+        """Return a reader of the sub-table `key`, which appends to the same list of problems."""
         self._known_keys.append(key)
         raw = self.raw.get(key)
         if raw is not None and not isinstance(raw, dict):
@@ -192,11 +142,7 @@ class ConfigTable:
         return ConfigTable(raw, (*self._path, key), key, self._lines, self._problems)
 
     def read_tables(self, key: str) -> list[ConfigTable]:
-        """Return a reader for each of the [[key]] tables, in order, all with the same list of problems.
-
-        Returns [] if the key is absent, or not a list of tables (which is appended to the problems). Marks the key as
-        known.
-        """
+        """Return a reader for each of the [[key]] tables, in order, all with the same list of problems."""
         self._known_keys.append(key)
         raw = self.raw.get(key, [])
         if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
@@ -206,11 +152,7 @@ class ConfigTable:
         return [ConfigTable(each, (*path, n), f"[[{key}]]", self._lines, self._problems) for n, each in enumerate(raw)]
 
     def reject_unknown_keys(self, *more: str) -> None:
-        """Append a problem for each key of the table that no read_ method has read and that is not in `more`.
-
-        Call it after all read_ methods. A problem suggests the closest known key, or lists all of them if none is
-        close.
-        """
+        """Append a problem for each key of the table that no read_ method has read and that is not in `more`."""
         known = [*self._known_keys, *more]
         for key in self.raw:
             if key not in known:
@@ -233,9 +175,6 @@ def _suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def suggest_name(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Return the remedy for an unknown name: "did you mean …?" with the one of `known` closest to `word`.
-
-    If none is close, the text lists all of `known`; if `known` is empty, it is `otherwise`. Letter case is ignored.
-    """
+    """Return the remedy for an unknown name: "did you mean …?" with the one of `known` closest to `word`."""
     words = list(known)
     return _suggestion(word, words) if words else otherwise

@@ -47,11 +47,7 @@ MAX_SLEEP_S = 1.0  # the server's time may jump, so sleepers look at it this oft
 
 
 class ServerClock:
-    """A `Clock` that follows the server's time; this machine's own until the server has given one.
-
-    `server_time` returns the server's time now in POSIX seconds, None before its first answer; `local_time` returns
-    this machine's.
-    """
+    """A `Clock` that follows the server's time; this machine's own until the server has given one."""
 
     def __init__(
         self, server_time: Callable[[], float | None], *, local_time: Callable[[], float] = read_real_time
@@ -66,7 +62,7 @@ class ServerClock:
     async def sleep_until(self, at: float | None) -> None:
         """Sleep until this server time in POSIX seconds; None sleeps until cancelled.
 
-        It looks at the time at least every second (MAX_SLEEP_S), so it ends soon even if the server's time jumps.
+        It looks at the time at least every second, so it ends soon even if the server's time jumps.
         """
         while at is None or self.now() < at:
             await asyncio.sleep(MAX_SLEEP_S if at is None else min(MAX_SLEEP_S, at - self.now()))
@@ -80,9 +76,7 @@ VM_NAME_TIMEOUT_S = 5.0  # if the name is already in the journal: a Preempt give
 class AgentDaemon:
     """One agent. Create it on a running event loop, await `run` or `run_once` once; `stop` ends `run`.
 
-    The constructor opens and locks the journal, which only `run` and `run_once` close; it raises Rejected if the
-    journal cannot be used, and sends nothing. None means the default: a client of the configured endpoint, no observer,
-    the server's clock, the kernel's boot id, `AgentJournal`. The server may hold a poll for `hold_s` seconds.
+    The constructor opens and locks the journal, which only `run` and `run_once` close; it sends nothing.
     """
 
     def __init__(
@@ -126,12 +120,9 @@ class AgentDaemon:
     async def run(self) -> None:
         """Watch for events and act on them until `stop` is called, then close the journal.
 
-        It begins by ending commands that an earlier agent left running, pruning the journal and removing step folders
-        that no record needs (with an empty journal it moves them all aside). Before the endpoint's first answer it
-        takes no action, not even an undo. At the end running steps get the grace period; unfinished ones stay
-        journalled as begun. It waits out outages of the endpoint and, after the start, of the disk; a step that fails
-        raises nothing. At the start it raises Rejected if the journal or the cursor file cannot be used, Unavailable if
-        the journal cannot be written.
+        Before the endpoint's first answer it takes no action, not even an undo. At the end running steps get the grace
+        period; unfinished ones stay journalled as begun. It waits out outages of the endpoint and, after the start, of
+        the disk.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -147,11 +138,7 @@ class AgentDaemon:
     async def run_once(self) -> None:
         """Poll the endpoint until one answer, run what is due, and return when no task runs any more.
 
-        It begins as `run` does, by ending left-over commands and pruning, and closes the journal at the end. Steps that
-        are due later, or wait for other VMs, are left to the next run. A step that fails raises nothing. It gives up
-        after a few polls without an answer. Raises Unavailable if the endpoint does not answer or the journal cannot be
-        written, NotFound or Rejected if the endpoint refuses, and Rejected if the journal or the cursor file cannot be
-        used.
+        Steps that are due later, or wait for other VMs, are left to the next run.
         """
         try:
             await self._prepare(retry=False)
@@ -167,22 +154,15 @@ class AgentDaemon:
             await self._close()
 
     def stop(self) -> None:
-        """Make `run` end, and return at once; `run` first gives running steps the grace period.
-
-        Call it on the event loop, once or more; if it is called before `run`, `run` returns at once. It has no effect
-        on `run_once`.
-        """
+        """Make `run` end, and return at once; `run` first gives running steps the grace period."""
         self._stopping.set()
 
     def reload(self, config: AgentConfig) -> None:
         """Use the rules, steps and grace period of a new configuration from now on, and wake the main loop.
 
-        Call it on the event loop. A running step continues as it began. Known events keep the name of their rule, with
-        the new settings of that rule for approval and undo, and the steps planned for them; an event without step runs
-        that has no rule, or whose rule is no longer configured, is matched again. Raises Rejected, and changes nothing,
-        if it differs in a setting that only a restart can change (endpoint, vm, state, listen, board). Raises
-        Unavailable, and keeps the old configuration, if the journal cannot be written; events that were matched before
-        that keep their new rule.
+        A running step continues as it began. Known events keep the name of their rule, with its new settings for
+        approval and undo, and the steps planned for them. Rejected, and nothing changed, if it differs in a setting
+        that only a restart can change.
         """
         fixed = [name for name in _FIXED_SETTINGS if getattr(config, name) != getattr(self._config, name)]
         if fixed:
@@ -203,11 +183,7 @@ class AgentDaemon:
         self._rules = {rule.name: rule for rule in config.rules}
 
     def _record_changes(self, changes: Sequence[Change]) -> None:
-        """Journals changes of events in one transaction, durably, logs and reports them, and wakes the loop.
-
-        A repeated change has no effect. Raises Unavailable, and changes nothing, if the journal cannot be written;
-        Rejected if it cannot be read.
-        """
+        """Journals changes of events in one transaction, logs and reports them, and wakes the loop."""
         context, now = self._context, self._context.clock.now()
         known = {record.key for record in self._journal.open_records}
         records = records_after_changes(
@@ -230,9 +206,7 @@ class AgentDaemon:
     def reconcile(self) -> float | None:
         """Journal and take every action that is due; return the server time of the next one in POSIX seconds.
 
-        Returns None if only a change of an event or the end of a task can cause one. It starts tasks and does not wait
-        for them. Raises Unavailable if the journal cannot be written; actions before the failure have been taken. `run`
-        and `run_once` call it.
+        None if only a change of an event or the end of a task can cause one. Starts tasks and does not wait for them.
         """
         actions = self._take_next_actions()
         # Each of these may allow further actions.
@@ -242,11 +216,7 @@ class AgentDaemon:
         return min((wait.until for wait in self._waits if wait.until is not None), default=None)
 
     def snapshot(self) -> AgentSnapshot:
-        """Return what decisions are based on, as of now: open records, configuration, time, tasks and board.
-
-        It reads nothing from disk or network. Without a readiness board, its part of the snapshot is an empty
-        BoardView.
-        """
+        """Return what decisions are based on, as of now: open records, configuration, time, tasks and board."""
         return AgentSnapshot(
             open_records=self._journal.open_records,
             rules=self._rules,
@@ -259,10 +229,7 @@ class AgentDaemon:
         )
 
     def report(self) -> AgentReport:
-        """Return the agent's state now, for people: endpoint, problems, open events, and their waits.
-
-        The waits are as of the latest `reconcile`. Call it on the event loop.
-        """
+        """Return the agent's state now, for people: endpoint, problems, open events, and their waits."""
         snapshot, answered_at = self.snapshot(), self._client.answered_at
         board = self._board_synchronizer.problem if self._board_synchronizer is not None else ""
         problems = tuple(text for text in (self._watcher.problem, self._problem, board) if text)

@@ -39,10 +39,9 @@ BOARD_RECHECK_S = 2.0  # while other VMs are not ready
 def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
     """Return the actions to take now, oldest open event first: the next action of each, or a WaitUntil.
 
-    It only decides: nothing is journalled or run. Each action is decided as if the actions before it were already
-    journalled. An event that needs nothing has no action. An event with running tasks has none either, except that,
-    once it is gone, it has a StopStep for each task that still prepares for it. After a RecordStepEnd or CloseEvent,
-    further actions may be due at once: call this again.
+    Each action is decided as if the actions before it were already journalled. An event with running tasks has none,
+    except that, once it is gone, it has a StopStep for each task that still prepares for it. After a RecordStepEnd or
+    CloseEvent, further actions may be due at once: call this again.
     """
     actions: list[AgentAction] = []
     for record in snapshot.open_records:
@@ -60,12 +59,7 @@ def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
 
 
 def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[ScheduledStep, ...]:
-    """Return the schedule of the event's steps without a run yet, in their order, at the snapshot's time.
-
-    It includes steps that would be cut, and leaves out steps that are no longer configured. `schedule_steps` makes it,
-    or `schedule_after_start` once the event has started; if the rule is no longer configured, the defaults of
-    RuleConfig apply. For an event that is gone the result has no meaning.
-    """
+    """Return the schedule of the event's steps without a run yet, in their order, at the snapshot's time."""
     steps = [snapshot.steps[name] for name in record.plan if record.step_run(name) is None and name in snapshot.steps]
     rule = snapshot.rules.get(record.rule, RuleConfig(name=""))
     if has_started(record.event):
@@ -74,11 +68,7 @@ def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[Sc
 
 
 def is_ready(record: EventRecord, snapshot: AgentSnapshot) -> bool:
-    """Return whether all steps of the event are done or skipped, as an approval requires.
-
-    Returns True without steps. Returns False if a step has not ended, failed, was cut (not run for lack of time), or
-    was undone by a reboot.
-    """
+    """Return whether all steps of the event are done or skipped, as an approval requires."""
     runs = [record.step_run(name) for name in record.plan]
     if not all(run is not None and run.state in (StepState.DONE, StepState.SKIPPED) for run in runs):
         return False
@@ -87,12 +77,7 @@ def is_ready(record: EventRecord, snapshot: AgentSnapshot) -> bool:
 
 
 def resolve_interrupted_step(step: StepConfig, phase: StepPhase, is_done: bool | None) -> StepState | None:
-    """Return how an interrupted step or undo counts: DONE, FAILED, or None to run it again.
-
-    `is_done` says whether the step is in effect now. In phase DO, True means DONE and False means None; in phase UNDO,
-    False means DONE and True means None. If it is unknown (None), the step's `unclear` decides: `repeat` means None,
-    `skip` DONE, `report` FAILED.
-    """
+    """Return how an interrupted step or undo counts: DONE, FAILED, or None to run it again."""
     if is_done is None:
         return {"repeat": None, "skip": StepState.DONE, "report": StepState.FAILED}[step.unclear]
     return StepState.DONE if is_done == (phase is StepPhase.DO) else None
@@ -270,7 +255,6 @@ def _is_step_in_progress(other: EventRecord, step: StepConfig) -> bool:
 def _first_tried_event(others: list[EventRecord], step: StepConfig, snapshot: AgentSnapshot) -> str:
     """The key of the event for which the step was first tried and not yet undone; "" if none.
 
-    `others` are the events of `_other_events_with_step`, oldest first. An undo that failed does not count as undone.
     The folder of that event has the undo notes about the original state; a later run must use them.
     """
     undos = (
@@ -283,10 +267,7 @@ def _first_tried_event(others: list[EventRecord], step: StepConfig, snapshot: Ag
 
 
 def _other_events_with_step(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> list[EventRecord]:
-    """The other open events, oldest first, for which this step has begun, is done or failed.
-
-    Returns [] if the step is not shared by events.
-    """
+    """The other open events, oldest first, for which this step has begun, is done or failed."""
     if not step.shared_by_events:
         return []
     return [other for other in snapshot.open_records if other.key != record.key and _has_tried_step(other, step.name)]

@@ -30,10 +30,7 @@ class DryRun:
 
 
 def dry_run_event(event: Event, rules: Sequence[RuleConfig], vm: str, now: float) -> DryRun:
-    """Return what an agent on `vm` with these rules would do for the event at `now`, the server's time.
-
-    It assumes that no step has run yet, runs nothing, and does not ask the approval check.
-    """
+    """Return what an agent on `vm` with these rules would do for the event at `now`, the server's time."""
     rule = find_rule(rules, event, vm, now)
     title = f"event {event.id}: {event.kind} of {', '.join(event.resources) or 'no VM'}, {_time_left_text(event, now)}"
     if rule is None:

@@ -30,13 +30,9 @@ def records_after_changes(
 ) -> tuple[EventRecord, ...]:
     """Return the records that are new or changed by these changes, in the order of the changes.
 
-    Nothing is journalled yet. A change without effect leads to no record, and an event with several changes has one
-    record for each. A new event gets the first of `rules` that matches at `now`, the server's time, on the VM `vm`, and
-    the current `boot_id`. A known event keeps its rule; its record gets the changed event and the time of its start. A
-    later NotBefore removes the runs of steps that were cut, unless a step after them was tried. Gone sets time and
-    outcome (finished instead of unknown if a start was seen); it has no effect on an unknown event. After the event's
-    start only Gone changes its record. `count_records` returns how many records an `event_key` has in the journal: if
-    it has one, the new key ends in #2.
+    A known event keeps its rule. A later NotBefore removes the runs of steps that were cut, unless a step after them
+    was tried. After the event's start only Gone changes its record. `count_records` returns how many records an
+    `event_key` has in the journal: if it has one, the new key ends in #2.
     """
     listed = {event_key(record.event): record for record in open_records if record.gone_at is None}
     created: Counter[str] = Counter()  # records of this call, by `event_key`
@@ -64,9 +60,7 @@ def records_after_changes(
 def record_under_new_rules(record: EventRecord, *, rules: Sequence[RuleConfig], vm: str) -> EventRecord | None:
     """Return a copy of the record with its rule and steps under the new `rules`; None if nothing changes.
 
-    Only a listed event without step runs, which has no rule or whose rule is no longer configured, is matched again. It
-    is matched as of the time it was first seen, so that only the configuration decides. `vm` is the name of this VM.
-    Nothing is journalled.
+    It is matched as of the time it was first seen, so that only the configuration decides.
     """
     if record.gone_at is not None or record.step_runs or record.rule in {rule.name for rule in rules}:
         return None
@@ -78,8 +72,7 @@ def record_under_new_rules(record: EventRecord, *, rules: Sequence[RuleConfig], 
 def record_after_reboot(record: EventRecord, boot_id: str) -> EventRecord | None:
     """Return a copy of the record with the current `boot_id`, if its event is listed and not seen started.
 
-    Returns None otherwise, or if the record has that boot id already. A reboot before the start was not caused by the
-    event, so the event is still to be prepared for. Nothing is journalled.
+    A reboot before the start was not caused by the event, so the event is still to be prepared for.
     """
     is_coming = record.gone_at is None and record.started_at is None
     return replace(record, boot_id=boot_id) if is_coming and record.boot_id != boot_id else None

@@ -38,13 +38,7 @@ class AgentExplanation:
 def explain_event(
     record: EventRecord, rules: Mapping[str, RuleConfig], waits_for: str = "", *, is_agent_running: bool = True
 ) -> AgentExplanation:
-    """Explain from its record what happened to an event: first seen, steps, approval, start, end, undo.
-
-    `rules` are the rules of the present configuration by name; they tell the budgets of the steps, and whether an
-    approval is missing. A `waits_for` that is not empty becomes the result's `now`, instead of the state that the
-    record shows. If `is_agent_running` is False, `now` calls a step that has begun but not ended "interrupted", not
-    "running".
-    """
+    """Explain from its record what happened to an event: first seen, steps, approval, start, end, undo."""
     preparing = _with_sort_times(
         [*_first_seen_lines(record), *_step_lines(record, rules, StepPhase.DO), *_approval_lines(record)], -inf
     )
@@ -70,18 +64,12 @@ def _with_sort_times(lines: Iterable[AgentExplanationLine], since: float) -> lis
 
 
 def promised_notice_s(record: EventRecord) -> float | None:
-    """Return the seconds from when the event was first seen to the NotBefore given then, at least 0.
-
-    Returns None if the event gave no NotBefore then.
-    """
+    """Return the seconds from when the event was first seen to the NotBefore given then, at least 0."""
     return None if record.not_before is None else max(0.0, record.not_before - record.seen_at)
 
 
 def actual_notice_s(record: EventRecord) -> float | None:
-    """Return the seconds from when the event was first seen to when it was seen started.
-
-    Returns 0.0 if it was first seen started; None if it was not seen started.
-    """
+    """Return the seconds from when the event was first seen to when it was seen started."""
     return None if record.started_at is None else record.started_at - record.seen_at
 
 
@@ -207,8 +195,7 @@ def step_plan_table(rule: RuleConfig, notices_s: tuple[float, ...]) -> list[tupl
     """Return a pair for each step of the rule, in order: the step, and a text for each of `notices_s`.
 
     The text says when the step would begin for an event that is seen that many seconds before its NotBefore: `cut`, `at
-    once, late` (it may not end in time), `at once, by 10m before` (at the latest 10 minutes before NotBefore), or `10m
-    before` if the step begins late, or has no time to spare.
+    once, late`, `at once, by 10m before`, or `10m before`.
     """
     plans = [schedule_steps(rule.steps, notice, 0.0, begin=rule.begin, margin_s=rule.margin_s) for notice in notices_s]
     return [

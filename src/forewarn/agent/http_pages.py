@@ -20,11 +20,8 @@ def build_pages(
 ) -> AgentPages:
     """Return the pages /health, /ready, /metrics and /state, by path, as functions that make each anew.
 
-    /health (JSON with `healthy` and `text`) has status 503 once the endpoint has been silent for 90 s (180 s before its
-    first answer), and /ready (JSON with `ready` and `why`, a list) while a readiness step is in effect; both otherwise
-    have 200. /metrics is what `metrics` renders. /state has the keys of `state_view`, `health` (the fields of
-    EndpointHealth) and the keys that `extra_state` returns, such as endpoint and problems, which replace keys of the
-    same name. `get_snapshot` returns the agent's current state. Nothing is served yet: `serve_pages` does that.
+    /health has status 503 once the endpoint has been silent for 90 s (180 s before its first answer), and /ready while
+    a readiness step is in effect.
     """
 
     def status() -> MaintenanceStatus:
@@ -42,18 +39,10 @@ def build_pages(
 
 
 def _health_page(tracker: EndpointHealthTracker) -> AgentPage:
-    """The page /health: 200, or 503 once the endpoint has been silent for too long.
-
-    Its JSON has the keys `healthy` (boolean) and `text`.
-    """
     health = tracker.health()
     return json_page({"healthy": health.ok, "text": health.text}, 200 if health.ok else 503)
 
 
 def _ready_page(status: MaintenanceStatus) -> AgentPage:
-    """The page /ready: 503 while a readiness step is in effect (`holds` of the status), else 200.
-
-    Its JSON has the keys `ready` (boolean) and `why`, a list with one sentence for each such step.
-    """
     reasons = [f"step {hold.step} is in effect for {hold.kind} {hold.event}" for hold in status.holds]
     return json_page({"ready": not reasons, "why": reasons}, 503 if reasons else 200)

@@ -54,11 +54,7 @@ def json_page(view: Any, status: int = 200) -> AgentPage:
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
-    """Split `127.0.0.1:9258` or `[::1]:9258` into host (without brackets) and port.
-
-    Port 0 is allowed; the host may be a name, and is not resolved. Raises Rejected if host or port is missing or not
-    valid. `text` is the setting `listen`. Opens nothing.
-    """
+    """Split `127.0.0.1:9258` or `[::1]:9258` into host (without brackets) and port."""
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     is_valid = bool(colon and bare) and (":" not in bare or host != bare)
@@ -71,12 +67,7 @@ def parse_listen_address(text: str) -> tuple[str, int]:
 async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
     """Context manager: serve the pages by GET and HEAD at `listen` (host:port), and yield the port.
 
-    Port 0 means any free port. It makes a page on the event loop at each request; an error in that is logged and
-    becomes a 500. Unknown paths get a 404, other methods a 405, and anything that is not HTTP a 400. Each connection
-    gets one answer and is closed. A connection that is too slow (2 s to send the request, 5 s to take the answer), or
-    the oldest if there are too many (16 from one address, 64 in all), is closed without an answer. /state is refused
-    (421) under a host name that is not this machine's. Leaving the context closes all connections. Raises Rejected if
-    `listen` is not an address, Unavailable if it cannot be used.
+    Each connection gets one answer and is closed. /state is refused (421) under a host name that is not this machine's.
     """
     host, port = parse_listen_address(listen)
     http_server = _HttpServer(pages, own_names=frozenset({"localhost", host.lower(), socket.gethostname().lower()}))
@@ -199,8 +190,7 @@ def _client_address(writer: asyncio.StreamWriter) -> str:
 def _is_own_host(head: bytes, own_names: frozenset[str]) -> bool:
     """Whether the request names this machine as its host: by an address or one of these names.
 
-    A request without a host counts too. A browser always sends the name of the web site, and an attacker's site has a
-    name of its own.
+    A browser always sends the name of the web site, and an attacker's site has a name of its own.
     """
     fields = (line.partition(":") for line in head.decode("latin-1").lower().split("\r\n")[1:])
     hosts = [value.strip() for name, _, value in fields if name.strip() == "host"]

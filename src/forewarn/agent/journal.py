@@ -57,11 +57,9 @@ MIGRATIONS = (
 
 
 class JournalLock:
-    """An exclusive lock on the journal at `path`; creating the object takes the lock.
+    """An exclusive lock on the journal at `path`; creating the object takes the lock, or is rejected at once.
 
-    It locks the file `{path}.lock`, and creates it and its folder if needed. Raises Rejected at once if another process
-    holds the lock, or if the folder is not usable; it waits, up to 5 s, only for `is_journal_locked` in other
-    processes. The kernel releases the lock when the process ends.
+    The kernel releases the lock when the process ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,10 +102,7 @@ def _lock_exclusively(fd: int) -> None:
 
 
 def is_journal_locked(path: Path) -> bool:
-    """Return whether an agent or a repair, in any process, has locked the journal at `path`.
-
-    It does not wait. Returns False if the lock file is absent or not readable.
-    """
+    """Return whether an agent or a repair, in any process, has locked the journal at `path`."""
     try:
         fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -122,12 +117,7 @@ def is_journal_locked(path: Path) -> bool:
 
 
 def _open_journal(path: Path, config_file: Path | None = None) -> sqlite3.Connection:
-    """Opens the journal for writing; creates the file or migrates it to the current schema if needed.
-
-    Take the lock (`JournalLock`) first. Returns a connection in autocommit mode that the caller closes; each commit
-    is synced to disk. `config_file` is the agent's file, for messages. Raises Rejected if the journal cannot be
-    opened or is from a newer forewarn, JournalDamaged if it is damaged.
-    """
+    """Opens the journal for writing, and migrates it if needed. Take the lock first."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # only the owner may read the notes
     except OSError as error:
@@ -149,11 +139,6 @@ def _open_journal(path: Path, config_file: Path | None = None) -> sqlite3.Connec
 
 
 def _open_journal_readonly(path: Path, config_file: Path | None = None) -> sqlite3.Connection:
-    """Opens a journal for reading, without the lock, also while an agent uses it; the caller closes it.
-
-    It creates and migrates nothing. `config_file` is the agent's file, for messages. Raises Rejected if the journal
-    does not exist, is empty, or is from an older or newer forewarn, JournalDamaged if it is damaged.
-    """
     if not path.exists():
         raise Rejected(f"the journal {str(path)!r} does not exist: start the agent once")
     db = _connect(path, "ro")
@@ -219,11 +204,7 @@ class JournalDamaged(Rejected):
 
 
 def unusable_journal_error(path: Path, error: Exception, config_file: Path | None = None) -> Rejected:
-    """Return the error to raise for an error while the journal at `path` was read or opened.
-
-    It is JournalDamaged, whose message names the repair command, with the agent's `config_file` if given. For an
-    operational error that is not about the content (disk, permissions, lock) it is a plain Rejected.
-    """
+    """Return the error to raise for an error while the journal at `path` was read or opened."""
     if isinstance(error, sqlite3.OperationalError) and not _is_about_content(error):
         return _cannot_open_error(path, error)
     return JournalDamaged(f"the journal {str(path)!r} is damaged ({error}): {_repair_remedy(config_file)}")
@@ -240,10 +221,6 @@ _CONFLICT_COLUMNS = {"events": "key", "steps": "event_key, step, phase"}
 
 
 def _event_row(record: EventRecord, number: int) -> SqlRow:
-    """The row of the table `events` for a record, values by column; event and plan become JSON.
-
-    `number` is its place in the order in which events were first saved. Step runs and approvals are not in it.
-    """
     return {
         "key": record.key,
         "id": event_key(record.event),
@@ -263,18 +240,10 @@ def _event_row(record: EventRecord, number: int) -> SqlRow:
 
 
 def _step_run_row(key: str, number: int, run: StepRun) -> SqlRow:
-    """The row of the table `steps` for a run of the event `key`, values by column; notes become JSON.
-
-    `number` is the run's place among the runs of the event.
-    """
     return {**asdict(run), "event_key": key, "number": number, "notes": json.dumps(dict(run.notes))}
 
 
 def _upsert(db: sqlite3.Connection, table: str, row: SqlRow) -> None:
-    """Inserts a row, or updates all its columns in the one with the same primary key.
-
-    `table` is `events`, `steps`, `approvals` or `consents`. Neither begins nor commits a transaction.
-    """
     names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
     changes = ", ".join(f"{name} = excluded.{name}" for name in row)
     key = _CONFLICT_COLUMNS.get(table, "event_key")
@@ -287,11 +256,7 @@ def record_from_rows(
     approvals: Sequence[sqlite3.Row],
     checks: Sequence[sqlite3.Row],
 ) -> EventRecord:
-    """Build a record from its rows of the tables events, steps, approvals and consents (`checks`).
-
-    The runs keep the order of `steps`. Only the first row of `approvals` and of `checks` counts; without a row, the
-    record has no approval or check. Raises one of UNREADABLE_ROW_ERRORS if a value is not valid.
-    """
+    """Build a record from its rows of the tables events, steps, approvals and consents (`checks`)."""
     return EventRecord(
         key=row["key"],
         event=_event_from_json(row["facts"]),
@@ -316,10 +281,7 @@ def _event_from_json(facts: str) -> Event:
 
 
 def step_run_from_row(row: sqlite3.Row) -> StepRun:
-    """Build a step run from its row of the table `steps`; the row's notes are JSON.
-
-    Raises one of UNREADABLE_ROW_ERRORS if a value is not valid.
-    """
+    """Build a step run from its row of the table `steps`; the row's notes are JSON."""
     return StepRun(
         step=row["step"],
         phase=StepPhase(row["phase"]),
@@ -350,9 +312,8 @@ MAX_CLOSED_EVENTS = 1000  # older closed events are deleted
 class AgentJournal:
     """One agent's journal: an SQLite file with a record for each event; `open_records` has the open ones.
 
-    Opening it takes the lock (Rejected if another agent has it), and creates or migrates the file. With `readonly` it
-    does neither, and `open_records` is as of the opening. `config_file` is the agent's file, for messages. Opening and
-    reading raise Rejected if the file is not usable, JournalDamaged if it is damaged. Use it in one thread; close it.
+    Opening it takes the lock, and creates or migrates the file. With `readonly` it does neither, and `open_records` is
+    as of the opening. Use it in one thread; close it.
     """
 
     def __init__(self, path: Path, *, readonly: bool = False, config_file: Path | None = None) -> None:
@@ -373,8 +334,6 @@ class AgentJournal:
         """Add the records, or update those with the same keys, in one transaction; durable when it returns.
 
         An update keeps the stored step runs (except cut ones), approval and approval check that the new record lacks.
-        Then updates `open_records`: a closed record is dropped there, but stays in the file until it is pruned. Raises
-        Unavailable, and changes nothing, if the file cannot be written.
         """
         with self._transaction():
             next_number = self._db.execute("SELECT coalesce(max(number), 0) + 1 FROM events").fetchone()[0]
@@ -396,18 +355,12 @@ class AgentJournal:
         return tuple(self._read_records("WHERE 1 ORDER BY number DESC LIMIT ?", limit))
 
     def find_by_prefix(self, prefix: str) -> tuple[EventRecord, ...]:
-        """Return the records, open and closed, whose key begins with `prefix` (ignoring case), oldest first.
-
-        Returns () if none does; "" finds all. Raises Rejected if the file is unreadable, JournalDamaged if a record is.
-        """
+        """Return the records, open and closed, whose key begins with `prefix` (ignoring case), oldest first."""
         pattern = prefix.upper().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
         return tuple(self._read_records("WHERE key LIKE ? ESCAPE '\\' ORDER BY number", pattern))
 
     def load_value(self, name: str) -> Any:
-        """Return the value that `save_value` stored under this name; None if there is none.
-
-        Raises JournalDamaged if it is not JSON, Rejected if the file cannot be read.
-        """
+        """Return the value that `save_value` stored under this name; None if there is none."""
         rows = self._select("SELECT value FROM memory WHERE name = ?", name)
         try:
             return json.loads(rows[0][0]) if rows else None
@@ -415,18 +368,12 @@ class AgentJournal:
             raise self._unusable_error(error) from error
 
     def save_value(self, name: str, value: Any) -> None:
-        """Store a value as JSON under a name, over an earlier one; durable when it returns.
-
-        Raises Unavailable if the file cannot be written.
-        """
+        """Store a value as JSON under a name, over an earlier one; durable when it returns."""
         with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (name, json.dumps(value)))
 
     def verify(self) -> None:
-        """Check SQLite's pages and read every record, open and closed, and every stored value.
-
-        Raises JournalDamaged if a page, record or value is not readable, Rejected if the file is not; changes nothing.
-        """
+        """Check SQLite's pages and read every record, open and closed, and every stored value."""
         problems = [row[0] for row in self._select("PRAGMA integrity_check(1)") if row[0] != "ok"]
         if problems:
             raise self._unusable_error(sqlite3.DatabaseError(problems[0]))
@@ -435,11 +382,7 @@ class AgentJournal:
             self.load_value(row[0])
 
     def prune(self, keep: int = MAX_CLOSED_EVENTS) -> None:
-        """Delete all closed records except the newest `keep`, with their step runs and approvals.
-
-        The newest records are those that were first saved last. Open records are not touched. Raises Unavailable if the
-        file cannot be written.
-        """
+        """Delete all closed records except the newest `keep`, with their step runs and approvals."""
         with self._transaction():
             self._db.execute(
                 "DELETE FROM events WHERE closed = 1 AND key NOT IN"

@@ -68,11 +68,8 @@ class _SalvagedTable:
 def repair_journal(path: Path, step_folders: Path, now: float) -> JournalRepair:
     """Replace a damaged journal with a new one that has everything readable; leave an undamaged one alone.
 
-    Returns what it kept and lost. Holds the journal's lock meanwhile. Keeps a copy of the damaged file beside the
-    journal, and moves the folders below `step_folders` whose events are lost into a folder beside `step_folders`; `now`
-    (POSIX seconds) is part of both names. Nothing is replaced until the new journal is complete. A step whose row is
-    lost counts as failed. Raises Rejected if an agent uses the journal, or if it does not exist, is of another version
-    or cannot be read or copied; Unavailable if the new one cannot be written; the copy and the moved folders then stay.
+    Holds the journal's lock meanwhile. Keeps a copy of the damaged file beside the journal, and moves the folders of
+    lost events aside. Nothing is replaced until the new journal is complete.
     """
     if not path.exists():
         raise Rejected(f"the journal {str(path)!r} does not exist: there is nothing to repair")

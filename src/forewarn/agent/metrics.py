@@ -39,11 +39,7 @@ class EndpointHealth:
 
 
 class EndpointHealthTracker:
-    """Tracks, from its creation on, when the endpoint last answered and why it has failed since.
-
-    `clock` returns seconds from any origin, and is the machine's monotonic clock by default. It keeps everything in
-    memory.
-    """
+    """Tracks, from its creation on, when the endpoint last answered and why it has failed since."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -62,8 +58,7 @@ class EndpointHealthTracker:
     def health(self) -> EndpointHealth:
         """Return the endpoint's health now: not ok once the endpoint has been silent for too long.
 
-        Too long is FIRST_ANSWER_LIMIT_S (180 s) from the creation without any answer, then SILENCE_LIMIT_S (90 s) from
-        the last answer. Before that the endpoint is ok even after a failure, whose reason is then the `text`.
+        Before that it is ok even after a failure, whose reason is then the `text`.
         """
         now = self._clock()
         waited_s = now - (self._started_at if self._answered_at is None else self._answered_at)
@@ -103,12 +98,7 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class AgentMetrics:
-    """An `AgentObserver` that counts events, polls and steps for Prometheus, with the endpoint's health.
-
-    `steps` are the names of all configured steps; `endpoint_health`, also an attribute, is the tracker to use (None: a
-    new one). `read_time` returns the real time in POSIX seconds. Each object has a registry of its own; counts are in
-    memory only.
-    """
+    """An `AgentObserver` that counts events, polls and steps for Prometheus, with the endpoint's health."""
 
     def __init__(
         self,
@@ -151,10 +141,7 @@ class AgentMetrics:
         self._ready = self._gauge("ready", "1 if /ready answers 200, 0 while a readiness step is in effect.")
 
     def add_steps(self, names: Iterable[str]) -> None:
-        """Create the series of these steps at 0, after a reload; existing series keep their values.
-
-        Series of other steps stay.
-        """
+        """Create the series of these steps at 0, after a reload; existing series keep their values."""
         labels = {"step": tuple(names), "phase": tuple(StepPhase), "outcome": ("done", "failed")}
         _with_all_labels(self._durations, labels)
         _with_all_labels(self._cuts, {"step": labels["step"]})
@@ -170,11 +157,6 @@ class AgentMetrics:
         return _with_all_labels(histogram, labels)
 
     def poll_answered(self, lag_s: float) -> None:
-        """Count an answered poll, and add `lag_s` to the histogram of lags; a negative lag counts as 0.
-
-        `lag_s` is the seconds since the last answer, without the time for which the server held the poll; 0.0 for the
-        first answer. It also sets the real time of the last answer, and records the answer in `endpoint_health`.
-        """
         self.endpoint_health.record_answer()
         self._polls.labels("answered").inc()
         self._lag.observe(max(0.0, lag_s))
@@ -186,33 +168,16 @@ class AgentMetrics:
         self._polls.labels("failed").inc()
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
-        """Add the announced notice in seconds to its histogram, by the event's kind; None adds nothing.
-
-        An unknown kind counts as `other`, a negative notice as 0.
-        """
         if notice_s is not None:
             self._promised_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def event_started(self, event: Event, notice_s: float) -> None:
-        """Add the actual notice of an event that has started to its histogram, by the event's kind.
-
-        `notice_s` is the seconds from when the event was first seen to its start; a negative notice counts as 0. An
-        unknown kind counts as `other`.
-        """
         self._actual_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def notice_missed(self, event: Event) -> None:
-        """Count, by kind, an event without notice: first seen when started, or after its NotBefore.
-
-        An unknown kind counts as `other`. It does not check that the notice was missed.
-        """
         self._missed.labels(_kind_label(event)).inc()
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """Add the `took_s` real seconds of a step or an undo to its histogram, by step, phase and result.
-
-        The result is `done` if the outcome is ok, else `failed`; a negative duration counts as 0.
-        """
         result = "done" if outcome.ok else "failed"
         self._durations.labels(step.name, phase.value, result).observe(max(0.0, took_s))
 
@@ -225,17 +190,10 @@ class AgentMetrics:
         self._approvals.labels(_kind_label(event)).inc()
 
     def event_gone(self, event: Event, outcome: str) -> None:
-        """Count an event that is no longer listed, by kind and outcome.
-
-        An unknown kind counts as `other`, an outcome that is no value of `Outcome` as `unknown`.
-        """
         self._gone.labels(_kind_label(event), outcome if outcome in _OUTCOMES else EventOutcome.UNKNOWN).inc()
 
     def render(self, status: MaintenanceStatus) -> bytes:
-        """Return all metrics in Prometheus' text format, as UTF-8.
-
-        It first sets the gauges of listed events by kind, of maintenance and of readiness from `status`.
-        """
+        """Return all metrics in Prometheus' text format, as UTF-8."""
         listed = [_kind_label(event) for event in status.listed]
         for kind in KINDS:
             self._pending.labels(kind).set(listed.count(kind))

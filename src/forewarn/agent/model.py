@@ -15,10 +15,7 @@ OWN_VM = "own"  # value of a rule's `vms`: events that list the agent's own VM
 
 
 class StepPhase(StrEnum):
-    """Which half of a step is run: DO prepares for an event, UNDO reverts that once the event is gone.
-
-    The values are "do" and "undo".
-    """
+    """Which half of a step is run: DO prepares for an event, UNDO reverts that once the event is gone."""
 
     DO = "do"  # while the event is listed, usually before it starts
     UNDO = "undo"  # after the event is gone
@@ -29,12 +26,7 @@ MAX_UNDO_TRIES = 1_000  # the highest `undo_tries`; stored as the tries of a fai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConfig:
-    """One configured step, a [steps.NAME] table of the agent's file: a reaction, its budget, its policies.
-
-    A budget ends by the server's clock or in real time, whichever comes first. If a step was interrupted, and its
-    `check` cannot tell whether it is in effect, `unclear` decides: `repeat` runs it again, `skip` counts it as done,
-    `report` as failed.
-    """
+    """One configured step, a [steps.NAME] table of the agent's file: a reaction, its budget, its policies."""
 
     name: str  # as in [steps.NAME]
     use: str  # name of the reaction in REACTIONS
@@ -52,11 +44,7 @@ class StepConfig:
 
 
 class ApproveWhen(StrEnum):
-    """When the agent approves an event, so that the event may start before its NotBefore.
-
-    NEVER ("never"). DONE ("when-done"): when this VM's steps for the event are done. ALL_DONE ("when-all-done"): when
-    the readiness board shows that the steps of all VMs that the event lists are done.
-    """
+    """When the agent approves an event, so that the event may start before its NotBefore."""
 
     NEVER = "never"
     DONE = "when-done"  # when this VM's steps for it are done
@@ -65,10 +53,7 @@ class ApproveWhen(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalPolicy:
-    """A rule's approval: when to approve and, for ALL_DONE, how long to wait for absent VMs.
-
-    An absent VM is one that the event lists, and whose agent is not alive by the readiness board.
-    """
+    """A rule's approval: when to approve and, for ALL_DONE, how long to wait for absent VMs."""
 
     when: ApproveWhen = ApproveWhen.NEVER  # NEVER: the agent approves nothing
     absent_after_s: float | None = None  # seconds to wait for absent VMs once this VM is ready; None: for ever
@@ -76,10 +61,7 @@ class ApprovalPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalCheckConfig:
-    """A command or webhook that must answer yes before the agent approves an event.
-
-    It is the key `gate` of a rule; `runner.run_approval_check` runs it. The times are seconds.
-    """
+    """A command or webhook that must answer yes before the agent approves an event: the key `gate` of a rule."""
 
     command: tuple[str, ...] = ()  # exit status 0 is yes, 1 is no, others no answer; either this or `url`
     url: str = ""  # gets a POST; 2xx with {"approve": true} is yes, with false no; "": use `command`
@@ -148,20 +130,19 @@ class Reaction(Protocol):
         """Prepare for the event, and return the outcome; it must be safe to run again.
 
         It may run again in the same folder, to resume after the agent was interrupted, or for another event that needs
-        the step. It fails if the outcome is not `ok`, if it raises, or if it is cancelled because its budget has ended
-        or the event is gone. A failed `do` is not tried again for this event, but undone when the event is gone.
+        the step. A failed `do` is not tried again for this event, but undone when the event is gone.
         """
 
     async def undo(self, context: StepContext) -> StepOutcome:
         """Restore the state before `do`, even if `do` failed or was cancelled; return the outcome.
 
-        It fails if the outcome is not `ok`, if it raises, or if its budget ends. Then it is tried again after 10
-        seconds, doubled each time up to 5 minutes, at most `undo_tries` times in all (a setting of the step).
+        A failed undo is tried again after 10 seconds, doubled each time up to 5 minutes, at most `undo_tries` times in
+        all.
         """
 
     async def check(self, context: StepContext) -> bool | None:
         """Return whether `do` is in effect now; None if that cannot be determined.
 
-        Unless the step is `repeatable`, the agent calls this before it resumes an interrupted `do` or `undo`, to decide
-        whether to run it again. An exception or the end of the budget counts as None.
+        Unless the step is `repeatable`, the agent calls this before it resumes an interrupted `do` or `undo`. An
+        exception or the end of the budget counts as None.
         """

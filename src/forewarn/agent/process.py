@@ -28,12 +28,8 @@ LoadConfig = Callable[[], AgentConfig]  # reads the configuration again; raises 
 async def run_until_signal(config: AgentConfig, load_again: LoadConfig) -> None:
     """Run the agent and serve its pages until SIGTERM or SIGINT; sets handlers for these signals.
 
-    SIGHUP calls `load_again` and uses the rules, steps and grace period of the new configuration. If that is not valid,
-    or changes endpoint, vm, state, listen or board, which needs a restart, the reason is logged and the old
-    configuration stays. At a terminal SIGHUP stops the agent, because the terminal has closed. Running steps get the
-    grace period before the call returns. An address that is taken is logged and retried. Without `listen` it serves no
-    pages. Raises Rejected if prometheus_client, which the pages need, is missing, or the journal or the cursor file
-    cannot be used; Unavailable if the journal cannot be written at the start.
+    SIGHUP calls `load_again`; a configuration that is not valid, or needs a restart, is logged and the old one stays.
+    At a terminal SIGHUP stops the agent, because the terminal has closed.
     """
     if not config.listen:
         await _run_daemon(AgentDaemon(config), config, load_again, lambda steps: None)
@@ -51,13 +47,7 @@ async def run_until_signal(config: AgentConfig, load_again: LoadConfig) -> None:
 
 
 async def run_once(config: AgentConfig) -> None:
-    """Poll the endpoint until one answer, run the actions that are due, and return when they have ended.
-
-    It gives up after a few polls without an answer, and serves no pages. It sets signal handlers: SIGTERM, SIGINT and
-    SIGHUP cancel it (CancelledError), and the next run resumes the steps. A step that fails raises nothing. Raises
-    Unavailable if the endpoint does not answer or the journal cannot be written, NotFound or Rejected if the endpoint
-    refuses, and Rejected if the journal or the cursor file cannot be used.
-    """
+    """Poll the endpoint until one answer, run the actions that are due, and return when they have ended."""
     task = asyncio.current_task()
     assert task is not None
     for number in (*_STOP_SIGNALS, signal.SIGHUP):

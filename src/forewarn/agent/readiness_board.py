@@ -32,9 +32,7 @@ HEARTBEAT_INTERVAL_S = 3.0
 class ReadinessBoard:
     """The readiness board, a folder shared by all VMs, as the VM `vm` uses it.
 
-    `vm` is this VM's name as the `resources` of events spell it, ignoring letter case. Each VM publishes in the folder
-    that it is alive and for which events it is ready. The methods block on the file system: call them in a thread.
-    Creating the object touches nothing; `publish_and_read` creates the folder if it is missing.
+    The methods block on the file system: call them in a thread. `publish_and_read` creates the folder if it is missing.
     """
 
     def __init__(self, folder: Path, vm: str) -> None:
@@ -43,10 +41,7 @@ class ReadinessBoard:
     def publish_and_read(self, ready: Iterable[str], listed: Iterable[str]) -> BoardView:
         """Publish this VM's heartbeat and the events it is ready for; return what all VMs have published.
 
-        `ready` are the `event_key`s for which this VM is ready; for all others of `listed` it withdraws its readiness.
-        The view has the age of each VM's heartbeat, in seconds before this VM's new one, and the ready VMs for each
-        event of `listed`, with what this VM has just published. Names of VMs in the view are in lower case, without a
-        leading underscore. Blocks; creates missing folders. Raises OSError; what was published before the error stays.
+        For all others of `listed` it withdraws its readiness. What was published before an OSError stays.
         """
         event_ids, ready_ids = frozenset(listed), frozenset(ready)
         own_heartbeat_at = _touch(self._folder / "alive" / self._name)
@@ -65,10 +60,7 @@ class ReadinessBoard:
         )
 
     def remove_event(self, event_id: str) -> None:
-        """Withdraw this VM's readiness for an event (`event_key`) that is gone; ignore errors.
-
-        It also removes the event's folder from the board, if no other VM has a file in it. Blocks on the file system.
-        """
+        """Withdraw this VM's readiness for an event (`event_key`) that is gone; ignore errors."""
         with suppress(OSError):
             (self._event_folder(event_id) / self._name).unlink(missing_ok=True)
             self._event_folder(event_id).rmdir()
@@ -107,10 +99,8 @@ LOG = logging.getLogger("forewarn.agent")
 class BoardSynchronizer:
     """Publishes this VM's readiness on the board and reads all VMs' readiness, regularly and when woken.
 
-    `get_snapshot` returns the agent's current state; `on_change` is called when `view` has changed. `view` is the board
-    as last read while a listed event needed all VMs for its approval, and is empty before that. `problem` says why the
-    board could not be used at the last try ("": it could, or was not tried yet). It does nothing before `run` or
-    `synchronize`.
+    `view` is the board as last read while a listed event needed all VMs for its approval, and is empty before that;
+    `problem` says why the board could not be used at the last try.
     """
 
     def __init__(
@@ -123,10 +113,7 @@ class BoardSynchronizer:
         self.problem = ""
 
     def wake(self) -> None:
-        """Make `run` synchronize now, because an event may have become ready; return at once.
-
-        Call it on the event loop.
-        """
+        """Make `run` synchronize now, because an event may have become ready; return at once."""
         self._woken.set()
 
     async def run(self) -> None:
@@ -142,10 +129,7 @@ class BoardSynchronizer:
     async def synchronize(self) -> None:
         """Publish this VM's heartbeat and readiness, and read all VMs', once, in a thread.
 
-        It always publishes the heartbeat, but readiness only for listed events whose rule approves when all VMs are
-        done. Only if there are such events does it update `view`, and call `on_change` if the view differs. For events
-        that no longer qualify, it withdraws what this object published, but not what an earlier process did. An OSError
-        is logged and becomes `problem`.
+        For events that no longer qualify, it withdraws what this object published, but not what an earlier process did.
         """
         snapshot = self._snapshot()
         shared = [record for record in snapshot.open_records if _needs_all_vms(record, snapshot)]

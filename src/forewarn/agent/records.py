@@ -12,13 +12,7 @@ from forewarn.agent.model import Event, StepPhase
 
 
 class StepState(StrEnum):
-    """The state of one run of a step, or of its undo, in the journal.
-
-    BEGUN: running, or interrupted. DONE: it succeeded, counts as done after an interruption, or was already done for
-    another event. FAILED: perhaps done in part; a step is undone later, and an undo may be tried again. CUT: not run,
-    because there was no time or the event had started; due again if the event is postponed. SKIPPED: not run for
-    another reason. The values are the names in lower case.
-    """
+    """The state of one run of a step, or of its undo, in the journal."""
 
     BEGUN = "begun"  # running, or interrupted
     DONE = "done"  # it succeeded, counts so after an interruption, or was already done for another event
@@ -34,7 +28,7 @@ LOST_STEP_TEXT = "the journal was damaged: the outcome is not known"  # the stor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRun:
-    """One step of an event, or its undo, as journalled. Times are the server's, in POSIX seconds.
+    """One step of an event, or its undo, as journalled.
 
     A step has at most one run for each phase of an event; a retry of an undo replaces it and counts in `tries`.
     """
@@ -57,11 +51,7 @@ class StepRun:
 
 
 class ApprovalState(StrEnum):
-    """The state of the agent's approval of an event, in the journal.
-
-    ASKED: about to be sent, or sent without an answer; it is sent again, which is harmless. SENT: the endpoint accepted
-    it. REFUSED: the endpoint rejected it; it is not sent again. The values are the names in lower case.
-    """
+    """The state of the agent's approval of an event, in the journal."""
 
     ASKED = "asked"  # about to be sent, or sent without an answer
     SENT = "sent"  # the endpoint accepted it
@@ -89,10 +79,7 @@ class ApprovalCheckRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """Everything the agent has journalled about one event; immutable.
-
-    Times are the server's, in POSIX seconds.
-    """
+    """Everything the agent has journalled about one event. Times are the server's, in POSIX seconds."""
 
     key: str  # what `event_key` returns, the id in upper case; with #2 if it was gone and came again
     event: Event  # as its latest change, Scheduled or Started, had it; so with the newest NotBefore, until it starts
@@ -119,10 +106,7 @@ class EventRecord:
         return replace(self, step_runs=(*others, run))
 
     def holder_of(self, step: str) -> str:
-        """Return the key of the event for which the step was first tried, and whose step folder it uses.
-
-        It is this record's own key, even without a run, unless the run was continued or reused from another event.
-        """
+        """Return the key of the event for which the step was first tried, and whose step folder it uses."""
         run = self.step_run(step)
         return run.holder if run and run.holder else self.key
 
@@ -133,8 +117,7 @@ _MAX_FOLDER_NAME = 120  # of the 255 bytes that file systems allow
 def event_folder_name(key: str) -> str:
     """Return a safe folder name for the key of an event; different keys have different names.
 
-    The name is needed because a server may send any text as id. It is the key, quoted like a part of a URL, or the
-    key's SHA-256 in hex if the quoted key is longer than 120 characters.
+    The name is needed because a server may send any text as id.
     """
     name = quote(key, safe="#").replace(".", "%2E")
     return name if len(name) <= _MAX_FOLDER_NAME else sha256(key.encode("utf-8", "replace")).hexdigest()
@@ -154,9 +137,6 @@ class OpenRecords:
         return next((record for record in self.records if record.key == key), None)
 
     def with_records(self, *records: EventRecord) -> OpenRecords:
-        """Return a copy in which each of these replaces the record with its key, or is added last, in order.
-
-        Closed records among them are removed instead. Nothing is journalled.
-        """
+        """Return a copy in which each of these replaces the record with its key, or is added last, in order."""
         by_key = {record.key: record for record in (*self.records, *records)}  # keeps the place of the first
         return replace(self, records=tuple(record for record in by_key.values() if not record.closed))

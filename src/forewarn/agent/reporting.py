@@ -28,45 +28,33 @@ class AgentObserver(Protocol):
     def poll_answered(self, lag_s: float) -> None:
         """Called when the endpoint gave a usable answer to a poll, and its changes were journalled.
 
-        A usable answer is a document, or the answer that it has not changed; an error status is not usable. If the
-        changes could not be journalled, `poll_failed` is called instead. `lag_s` is the real time in seconds since the
-        answer of the previous such call (so it includes time in which the journal could not be written), without the
-        time for which the server held the latest poll open; it is 0.0 for the first answer.
+        `lag_s` is the real time in seconds since the answer of the previous such call, without the time for which the
+        server held the latest poll open; 0.0 for the first answer.
         """
 
     def poll_failed(self, reason: str) -> None:
-        """Called when a poll, or the request for this VM's name, got no usable answer.
-
-        It is also called if the endpoint refused, a change of events could not be journalled, or the cursor file cannot
-        be used. `reason` is for people.
-        """
+        """Called when a poll, or the request for this VM's name, got no usable answer."""
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
         """Called when an event is new to the agent, with `notice_s` seconds of the server's time left.
 
         `notice_s` is 0.0 if its NotBefore has passed; None if it has already started, or has no readable NotBefore.
-        Also called for events that list only other VMs, and for an event that was gone and is listed again.
+        Also called for events that list only other VMs.
         """
 
     def notice_missed(self, event: Event) -> None:
-        """Called when an event that lists this VM was first seen started, or with its NotBefore passed.
-
-        `event_first_seen` is called before.
-        """
+        """Called when an event that lists this VM was first seen started, or with its NotBefore passed."""
 
     def event_started(self, event: Event, notice_s: float) -> None:
         """Called when an event that was seen scheduled has started, even one that lists only other VMs.
 
-        `notice_s` is the seconds of the server's time since the agent first saw it; it may be negative if that time was
-        corrected. Not called for an event that was first seen started.
+        `notice_s` may be negative if the server's time was corrected.
         """
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
         """Called when a run of a step or its undo has ended, or failed, after `took_s` real seconds.
 
-        `phase` says which of the two ran, `outcome` how it ended. Not called for a step that was cut, skipped or
-        reused, nor for one whose end a check decided after an interruption. Nor is it called if the end could not be
-        journalled, or if the agent stopped first.
+        Not called for a step that was cut, skipped or reused.
         """
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
@@ -76,10 +64,7 @@ class AgentObserver(Protocol):
         """Called when the endpoint accepted the agent's approval of this event."""
 
     def event_gone(self, event: Event, outcome: str) -> None:
-        """Called when an event is no longer listed; `outcome` is finished, withdrawn or unknown.
-
-        Also called for events that list only other VMs. The undo of its steps has not begun yet.
-        """
+        """Called when an event is no longer listed; `outcome` is finished, withdrawn or unknown."""
 
 
 class NullObserver:
@@ -132,10 +117,7 @@ class _ErrorLoggingObserver:
 
 
 def with_errors_logged(observer: AgentObserver) -> AgentObserver:
-    """Return an observer that forwards every call to `observer`, and logs exceptions instead of raising.
-
-    Call its methods with positional arguments.
-    """
+    """Return an observer that forwards every call to `observer`, and logs exceptions instead of raising."""
     return cast("AgentObserver", _ErrorLoggingObserver(observer))
 
 
@@ -146,27 +128,15 @@ def log_startup(config: AgentConfig) -> None:
 
 
 class SingleLineFormatter(logging.Formatter):
-    """A log formatter that escapes unprintable characters, so that a server cannot forge log lines.
-
-    Tracebacks are not escaped. It is made like any `logging.Formatter`.
-    """
+    """A log formatter that escapes unprintable characters, so that a server cannot forge log lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the formatted message with unprintable characters, such as newlines, written as escapes.
-
-        A traceback is not part of it, and still follows on its own lines.
-        """
         line = super().formatMessage(record)
         return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new: bool, vm: str, now: float) -> None:
-    """Log, and tell the observer, that an event is new, has started or is gone; only log other changes.
-
-    `record` is the event's record after the change, `is_new` says that it had none before, `now` is the server's time.
-    It also reports the missed notice of a new event that lists `vm`, this VM, and has no notice left. The observer is
-    not notified of a changed NotBefore.
-    """
+    """Log, and tell the observer, that an event is new, has started or is gone; only log other changes."""
     event, left = record.event, notice_left_s(record.event, now)
     if record.gone_at is not None:
         LOG.info("%s %s is gone: %s", event.kind, record.key, record.outcome)
@@ -186,11 +156,7 @@ def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new:
 def report_step_end(
     observer: AgentObserver, record: EventRecord, action: RecordStepEnd, steps: Mapping[str, StepConfig]
 ) -> None:
-    """Log, as a warning, the end of a step or undo that was not run: cut, skipped, reused or interrupted.
-
-    `record` is the event's record, `action` the end that was journalled. Notifies the observer only if the step was cut
-    and is in `steps`, the configured steps by name.
-    """
+    """Log, as a warning, the end of a step or undo that was not run: cut, skipped, reused or interrupted."""
     run = action.step_run
     LOG.warning("%s %s %s for %s: %s", run.phase, run.step, run.state, record.key, run.text)
     if run.state is StepState.CUT and run.step in steps:

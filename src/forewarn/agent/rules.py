@@ -18,21 +18,15 @@ from forewarn.protocol.document import Kind, NoticeStatus
 
 
 def find_rule(rules: Iterable[RuleConfig], event: Event, vm: str, now: float) -> RuleConfig | None:
-    """Return the first of the rules that matches the event at `now`, the server's time; None if none does.
-
-    `vm` is the name of the agent's own VM. A rule matches if the event meets all its conditions (`rule_matches`): kind,
-    source, listed VMs, duration, and the time left until NotBefore.
-    """
+    """Return the first of the rules that matches the event at `now`, the server's time; None if none does."""
     return next((rule for rule in rules if rule_matches(rule, event, vm, now)), None)
 
 
 def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
     """Return whether the event meets all conditions of the rule at `now`, the server's time.
 
-    The conditions are kind, source, listed VMs (`vm` is this VM), duration, and the time left until NotBefore. The
-    limits are inclusive, and letter case does not matter. An unknown duration counts as endless; an unknown NotBefore,
-    or an event that has started, as 0 s left. A SpotRebalanceRecommendation has no impact, so only a rule that names
-    this kind matches it (spec §14.4).
+    An unknown duration counts as endless; an unknown NotBefore, or an event that has started, as 0 s left. A
+    SpotRebalanceRecommendation has no impact, so only a rule that names this kind matches it (spec §14.4).
     """
     return (
         _matches_any(event.kind, rule.kinds)
@@ -50,10 +44,7 @@ def has_started(event: Event) -> bool:
 
 
 def notice_left_s(event: Event, now: float) -> float | None:
-    """Return the seconds from `now` (server time) until NotBefore; 0 after it or after the event's start.
-
-    Returns None if the event has not started and the server gave no readable NotBefore.
-    """
+    """Return the seconds from `now` (server time) until NotBefore; 0 after it or after the event's start."""
     if has_started(event):
         return 0.0
     return None if event.not_before is None else max(0.0, event.not_before - now)
@@ -92,11 +83,6 @@ def _short_freeze_rule() -> RuleConfig:
 
 
 def _fifteen_minutes_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
-    """Rules for 15 minutes of notice, in order: a Freeze of at most 10 s, an eviction, all other events.
-
-    The Freeze has no steps and no approval. The others run all `steps`, at once; only the last rule approves, when
-    they are done.
-    """
     return (
         _short_freeze_rule(),
         RuleConfig(name="an eviction", kinds=frozenset({Kind.PREEMPT.value}), steps=steps, margin_s=2.0),
@@ -105,20 +91,11 @@ def _fifteen_minutes_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, .
 
 
 def _thirty_seconds_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
-    """Rules for 30 s of notice: ignore a Freeze of at most 10 s, run all `steps` at once for other events.
-
-    They never approve.
-    """
     return (_short_freeze_rule(), RuleConfig(name="any event", steps=steps, margin_s=2.0))
 
 
 def _seven_days_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
-    """Rules for days of notice: those of `_fifteen_minutes_rules`, and two for events days ahead.
-
-    Those two are for events a day or more ahead, and come after the one for a short Freeze: one for evictions, which
-    never approves, then one that approves when the steps are done. Both begin the steps as late as their budgets allow,
-    to end an hour before NotBefore.
-    """
+    """Rules for days of notice: those of `_fifteen_minutes_rules`, and two for events days ahead."""
     far = RuleConfig(
         name="days ahead", min_left_s=DAY_S, steps=steps, begin="late", margin_s=3_600.0, approve=_APPROVE_WHEN_DONE
     )
@@ -139,11 +116,7 @@ PROFILE_NOTICE_S = {"fifteen-minutes": 900.0, "thirty-seconds": 30.0, "seven-day
 
 
 def excess_budget_s(profile: str, steps: Sequence[StepConfig]) -> float:
-    """Return the seconds by which steps that are never cut, with the margin, exceed the profile's notice.
-
-    Returns 0 if they fit. `profile` is a key of PROFILES; raises KeyError otherwise. The margin is the smallest of the
-    profile's rules that run steps.
-    """
+    """Return the seconds by which steps that are never cut, with the margin, exceed the profile's notice."""
     margin_s = min(rule.margin_s for rule in PROFILES[profile](()) if rule.name != "a short freeze")
     needed_s = sum(step.budget_s for step in steps if step.cut is None)
     return max(0.0, needed_s + margin_s - PROFILE_NOTICE_S[profile])

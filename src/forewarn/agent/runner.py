@@ -62,10 +62,7 @@ from forewarn.errors import ForewarnError, Rejected
 
 @dataclass(slots=True, kw_only=True)
 class AgentContext:
-    """What `AgentDaemon` shares with its `ActionRunner`; the daemon changes it in place.
-
-    `vm` changes once it is known, `steps` and `rules` with a reload.
-    """
+    """What `AgentDaemon` shares with its `ActionRunner`; the daemon changes it in place."""
 
     vm: str  # this VM's name, as configured or as the endpoint gave it; "" until then
     boot_id: str  # of the current boot
@@ -83,10 +80,8 @@ CANCEL_TIMEOUT_S = 2.0  # for a cancelled reaction to end
 class ActionRunner:
     """Runs actions as asyncio tasks: steps, approval checks and approvals, one task for each.
 
-    A task saves its end in the journal. `context` has the agent's configuration and clock, `client` sends the
-    approvals, and `observer` is notified of ended steps and approvals. `on_change` is called when a task no longer
-    counts as running, because it has ended or was cancelled. A task whose end could not be journalled counts as running
-    for another FAILED_TASK_DELAY_S (5 s). Use it on the event loop.
+    A task saves its end in the journal; one whose end could not be journalled counts as running for another
+    FAILED_TASK_DELAY_S. `on_change` is called when a task no longer counts as running.
     """
 
     def __init__(
@@ -104,19 +99,15 @@ class ActionRunner:
 
     @property
     def running_tasks(self) -> frozenset[TaskKey]:
-        """The keys of the tasks that count as running now: of steps, undos, approvals and approval checks.
-
-        A key is the event's key with the step's name, APPROVAL_CHECK_TASK or APPROVAL_TASK. The set is a copy.
-        """
+        """The keys of the tasks that count as running now: of steps, undos, approvals and approval checks."""
         return frozenset(self._tasks)
 
     def start(self, action: AgentAction) -> None:
         """Start the task for an action, which is already journalled, and return at once.
 
-        A StopStep instead cancels its task, if it is running: a step then ends as failed, while an approval, an
-        approval check and a step whose `check` was running stay as journalled. Does nothing for RecordStepEnd,
-        CloseEvent and WaitUntil. The action's step must not be running already, which is not checked. Call it on the
-        event loop.
+        A StopStep instead cancels its task: a step then ends as failed, while an approval, an approval check and a step
+        whose `check` was running stay as journalled. The action's step must not be running already, which is not
+        checked.
         """
         match action:
             case StartStep(key=key, step=step, phase=phase):
@@ -314,13 +305,7 @@ ANSWER_BY_EXIT_STATUS = {0: "yes", 1: "no"}  # of an approval check; any other s
 
 
 async def run_approval_check(check: ApprovalCheckConfig, context: StepContext) -> tuple[str, str]:
-    """Run the approval check once; return its answer ("yes", "no", "" if none) and a text for people.
-
-    A command gets the event on stdin as JSON and in its environment, answers by exit status 0 or 1, and is ended when
-    the context's time is over; its output goes to gate.log in the context's folder. A webhook gets the event by POST as
-    JSON, and answers by {"approve": true or false} in a 2xx within `timeout_s`. Failures and timeouts count as no
-    answer, and are not raised. It journals nothing.
-    """
+    """Run the approval check once; return its answer ("yes", "no", "" if none) and a text for people."""
     return await (_check_by_command(check, context) if check.command else _check_by_webhook(check, context))
 
 
@@ -346,10 +331,7 @@ async def _check_by_webhook(check: ApprovalCheckConfig, context: StepContext) ->
 
 
 def make_step_folder(root: Path, key: str, step: str) -> Path:
-    """Create the folder EVENT/STEP below `root` if needed, accessible to the owner only, and return it.
-
-    `key` is the key of the event's record, which is encoded as EVENT; `step` is the step's name. Raises OSError.
-    """
+    """Create the folder EVENT/STEP below `root` if needed, accessible to the owner only, and return it."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = root / event_folder_name(key) / step
     folder.parent.mkdir(mode=0o700, exist_ok=True)
@@ -358,21 +340,14 @@ def make_step_folder(root: Path, key: str, step: str) -> Path:
 
 
 def keys_with_step_folders(records: Iterable[EventRecord]) -> Iterator[str]:
-    """Yield the keys of the events whose step folders these records need; a key may come repeatedly.
-
-    They are the records' own keys, and the keys of events with which they share runs of a step.
-    """
+    """Yield the keys of the events whose step folders these records need; a key may come repeatedly."""
     for record in records:
         yield record.key
         yield from (run.holder for run in record.step_runs if run.holder)
 
 
 def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
-    """Yield the folders directly below `root` that belong to no event of `keys`, sorted by name.
-
-    `keys` come from `keys_with_step_folders`, because a record may need the folder of another event. Yields nothing if
-    `root` does not exist; deletes nothing.
-    """
+    """Yield the folders directly below `root` that belong to no event of `keys_with_step_folders`."""
     kept = {event_folder_name(key) for key in keys}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if folder.name not in kept:
@@ -380,10 +355,7 @@ def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
 
 
 def set_step_folders_aside(root: Path, now: float) -> Path | None:
-    """Rename `root`, the folder of all step folders; return its new path, None if it is missing or empty.
-
-    The new name ends in `.damaged-` and a time stamp of `now` (POSIX seconds). Raises OSError.
-    """
+    """Rename `root`, the folder of all step folders; return its new path, None if it is missing or empty."""
     if not root.is_dir() or not any(root.iterdir()):
         return None
     place = root.with_name(f"{root.name}.damaged-{file_time_stamp(now)}")
@@ -397,10 +369,6 @@ def file_time_stamp(now: float) -> str:
 
 
 def remove_stale_step_folders(root: Path, keys: Iterable[str]) -> None:
-    """Delete the folders directly below `root`, with their content, that belong to no event of `keys`.
-
-    `keys` must have all keys that `keys_with_step_folders` yields, because a record may need the folder of another
-    event. Ignores what cannot be deleted; does nothing if `root` does not exist.
-    """
+    """Delete the folders directly below `root` that belong to no event of `keys_with_step_folders`."""
     for folder in stale_step_folders(root, keys):
         shutil.rmtree(folder, ignore_errors=True)

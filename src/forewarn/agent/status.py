@@ -46,10 +46,7 @@ class MaintenanceStatus:
 
 
 def maintenance_status(open_records: OpenRecords, steps: Mapping[str, StepConfig], vm: str) -> MaintenanceStatus:
-    """Compute the status from the open records; `steps` are configured steps by name, `vm` is this VM.
-
-    A step that is no longer configured does not hold back readiness.
-    """
+    """Compute the status from the open records; `steps` are configured steps by name, `vm` is this VM."""
     return MaintenanceStatus(
         listed=tuple(record.event for record in open_records if record.gone_at is None),
         in_maintenance=any(_is_in_maintenance(record, vm) for record in open_records),
@@ -85,10 +82,7 @@ def _holds_readiness(run: StepRun, undo: StepRun | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
-    """A report about a running agent, from `AgentDaemon.report`: endpoint, VM, problems, events and waits.
-
-    The readiness board is a folder shared by all VMs, in which they say for which events they are ready.
-    """
+    """A report about a running agent, from `AgentDaemon.report`: endpoint, VM, problems, events and waits."""
 
     endpoint: str  # the configured URL, or as discovered to ask for this VM's name; "": neither
     vm: str  # this VM's name; "": not known yet
@@ -101,19 +95,12 @@ class AgentReport:
 
 
 def events_with_schedule(snapshot: AgentSnapshot) -> tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]:
-    """Return a pair for each open record, oldest first: the record, and the schedule of its steps to come.
-
-    The schedule comes from `remaining_schedule`, and has the steps without a run yet. The open records include events
-    that are gone but not closed; their schedule has no meaning.
-    """
+    """Return a pair for each open record, oldest first: the record, and the schedule of its steps to come."""
     return tuple((record, remaining_schedule(record, snapshot)) for record in snapshot.open_records)
 
 
 def open_problems(open_records: OpenRecords) -> Iterator[str]:
-    """Yield a sentence for each failed step or undo, cut step and refused approval of the open records.
-
-    A cut step was not run: there was no time, or the event had started. The order is by record, oldest first.
-    """
+    """Yield a sentence for each failed step or undo, cut step and refused approval of the open records."""
     for record in open_records:
         for run in record.step_runs:
             if run.state is StepState.FAILED:
@@ -129,14 +116,7 @@ JsonObject = dict[str, Any]
 
 
 def state_view(snapshot: AgentSnapshot) -> JsonObject:
-    """Return the JSON object of the agent's page /state. Times are the server's, in POSIX seconds.
-
-    Its keys are `vm`, `now`, `in_maintenance`, `ready`, `holds` (a list of ReadinessHold as objects) and `events`, with
-    an object for each open record, oldest first. Each object has key, id and other facts of the event, its `rule`,
-    `status` (`Gone` once it is) and `outcome`, times, `notice_promised_s` and `notice_got_s`, `steps` (each with
-    `name`, `use`, `budget_s`, `due_at`, `latest_at`, `do` and `undo`), `approval`, `gate` (the approval check),
-    `waits_for` and `waits_until`. What is not known is None or "".
-    """
+    """Return the JSON object of the agent's page /state. Times are the server's, in POSIX seconds."""
     status = maintenance_status(snapshot.open_records, snapshot.steps, snapshot.vm)
     waits = {action.key: action for action in next_actions(snapshot) if isinstance(action, WaitUntil)}
     return {
@@ -158,12 +138,7 @@ def _event_view(
     steps: Mapping[str, StepConfig],
     wait: WaitUntil | None = None,
 ) -> JsonObject:
-    """The JSON object of one event: facts, times, steps, approval, approval check, and what it waits for.
-
-    Times are the server's, in POSIX seconds. Its `steps` lists all steps of the event's plan with their `do` and `undo`
-    run (None if none), without the notes, which may be secret. The argument `schedule` has the remaining steps, `steps`
-    the configured ones by name, and `wait` is the event's WaitUntil, None if it waits for nothing.
-    """
+    """The JSON object of one event, without the notes of its steps, which may be secret."""
     event, coming = record.event, {scheduled.step.name: scheduled for scheduled in schedule}
     return {
         "key": record.key,

@@ -18,10 +18,7 @@ LateStepPolicy = Literal["essential", "all", "nothing"]  # which steps still run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledStep:
-    """A step of an event and when it is to run; `schedule_steps` and `schedule_after_start` make it.
-
-    Times are the server's, in POSIX seconds.
-    """
+    """A step of an event and when it is to run; `schedule_steps` and `schedule_after_start` make it."""
 
     step: StepConfig
     due_at: float  # when it begins, if the steps before it are done
@@ -40,11 +37,9 @@ def schedule_steps(
 ) -> tuple[ScheduledStep, ...]:
     """Schedule the steps one after the other, so that their budgets end `margin_s` before `not_before`.
 
-    Only computes; `now` and `not_before` are POSIX seconds. Returns all steps in their order, including those that are
-    cut. A step with begin `at-once` is due now, a `late` one at its `latest_at`; `begin` applies to steps that do not
-    set their own. If the steps do not fit, those with a `cut` number are cut, lowest number first and, of equal
-    numbers, the last step first; if the rest still does not fit, it is marked late and scheduled from `now` on. If
-    `not_before` is None, all are due now, and none is cut or late.
+    A step with begin `at-once` is due now, a `late` one at its `latest_at`. If the steps do not fit, those with a `cut`
+    number are cut, lowest number first and, of equal numbers, the last step first; if the rest still does not fit, it
+    is marked late and scheduled from `now` on. Without a `not_before`, all are due now, and none is cut or late.
     """
     if not_before is None:
         return tuple(ScheduledStep(step=step, due_at=now, latest_at=now) for step in steps)
@@ -66,7 +61,7 @@ def schedule_steps(
 def schedule_after_start(steps: Sequence[StepConfig], now: float, policy: LateStepPolicy) -> tuple[ScheduledStep, ...]:
     """Schedule the steps of an event that has started; return all of them in their order, due at `now`.
 
-    The policy `nothing` cuts all steps, `essential` those with a `cut` number, `all` none. The others are late.
+    The policy `nothing` cuts all steps, `essential` those with a `cut` number, `all` none.
     """
 
     def is_cut(step: StepConfig) -> bool:

@@ -28,9 +28,8 @@ MAX_UNDO_RETRY_S = 300.0
 def undo_actions(record: EventRecord, snapshot: AgentSnapshot) -> Iterator[AgentAction]:
     """Yield the one next action for an event that is gone: undo or end one step, wait, or close.
 
-    It only decides. It goes through the steps that were tried, in reverse order of the plan. While tasks of the event
-    run, it yields only a StopStep for each task that still prepares (the `do` of a step, an approval check or an
-    approval), so it yields nothing while an undo runs.
+    It goes through the steps that were tried, in reverse order. While tasks of the event run, it yields only a StopStep
+    for each task that still prepares.
     """
     running = [name for key, name in snapshot.running_tasks if key == record.key]
     if running:
@@ -131,11 +130,7 @@ def _reason_not_to_undo(record: EventRecord, step: StepConfig, snapshot: AgentSn
 
 
 def is_undone_by_reboot(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
-    """Return whether a reboot has undone the step for this event.
-
-    It has if the step does not survive reboots, and was tried for the event in another boot. Returns False if the event
-    has no run of the step yet, or if the step was cut or skipped: then there is nothing to undo.
-    """
+    """Return whether a reboot has undone the step for this event."""
     run = record.step_run(step.name)
     if step.survives_reboot or run is None or run.state not in TRIED_STATES:
         return False

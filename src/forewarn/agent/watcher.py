@@ -29,10 +29,7 @@ class EventWatcher:
 
     Changes count as handled once `on_changes` has returned, and may be passed again after a crash. If it raises
     Unavailable (the journal cannot be written), polling goes on, and the changes are passed again after each poll,
-    together with later ones. The file `cursor` keeps this state. `on_poll` is called after each answer whose changes
-    were handled; the observer is notified of each poll. The server may hold a poll for `hold_s` seconds. `problem` says
-    why the latest poll failed, why its changes could not be journalled, or why only a part of its document is usable;
-    else "". `client` sends the polls. Nothing is sent before `run` or `watch`.
+    together with later ones. The file `cursor` keeps this state.
     """
 
     def __init__(
@@ -53,11 +50,7 @@ class EventWatcher:
         self.problem = ""
 
     async def run(self) -> None:
-        """Poll the endpoint for changes of events until cancelled, through all outages and refusals.
-
-        If `watch` ends with an error, such as a refusal of the endpoint, the error is logged, becomes `problem`, and is
-        reported to the observer as a failed poll; `watch` begins again RETRY_S (5 s) later.
-        """
+        """Poll the endpoint for changes of events until cancelled, through all outages and refusals."""
         while True:
             try:
                 await self.watch()
@@ -68,9 +61,7 @@ class EventWatcher:
     async def watch(self, *, once: bool = False) -> None:
         """Poll the endpoint for changes, through outages of endpoint and disk, until the endpoint refuses.
 
-        Raises NotFound or Rejected if the endpoint refuses, and Rejected if the cursor file cannot be used or
-        `on_changes` raises it. With `once` it returns after the first answer and its changes, and raises Unavailable
-        after MAX_FIRST_POLL_FAILURES (5) failures in a row, or if the journal cannot be written.
+        With `once` it returns after the first answer and its changes.
         """
         failures, self._waiting, self._is_behind = 0, [], False
         options = WatchOptions(
@@ -138,11 +129,8 @@ class EventWatcher:
 def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:
     """Make the cursor file at `path` contain exactly the events that the journal has as listed.
 
-    The cursor file has the events that the watch knows. After the repair the watch reports again the events that the
-    journal lacks, and reports as gone the surplus events of the journal. Changes that the file has as unhandled count
-    as journalled, because the watch delivers them first. Writes the file, with the current `boot_id`, only if the
-    events differ. A missing file counts as empty; so does a damaged one, with a warning in the log. Raises Rejected if
-    the file cannot be read or written.
+    After the repair the watch reports again the events that the journal lacks, and reports as gone the surplus events
+    of the journal. Changes that the file has as unhandled count as journalled, because the watch delivers them first.
     """
     try:
         cursor = load_cursor(path)

@@ -36,21 +36,13 @@ class CheckpointOptions:
 class CheckpointReaction:
     """The reaction `checkpoint`: saves a checkpoint with a user's command, and restores it with another.
 
-    It notes a finished save in the step's folder, so that half a checkpoint is never restored. `options` are its
-    validated options, as for every reaction.
+    It notes a finished save in the step's folder, so that half a checkpoint is never restored.
     """
 
     def __init__(self, options: CheckpointOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Run the save command, with the checkpoint's path in the variable FOREWARN_CHECKPOINT.
-
-        The path is the file EVENT-STEP in `directory` (EVENT is the event's id; characters other than letters, digits,
-        - and _ become _), or `checkpoint` in the step's folder; only its folder is created. An earlier save is
-        forgotten first. If the command exits with 0, `do` notes the finished save for the undo and succeeds; else the
-        outcome is a failure. Raises OSError if the note cannot be written.
-        """
         path = self._checkpoint_path(context)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,11 +58,6 @@ class CheckpointReaction:
         return StepOutcome(ok=True, text=f"saved in {path}", notes={"checkpoint": str(path)})
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Run the restore command, with the checkpoint's path in the variable FOREWARN_CHECKPOINT.
-
-        Succeeds if the command exits with 0, and at once if no save finished or no restore command is configured.
-        Deletes no file.
-        """
         path = load_undo_notes(context).get("checkpoint")
         if path is None:
             return StepOutcome(ok=True, text="not restored: no complete checkpoint was saved")
@@ -80,11 +67,6 @@ class CheckpointReaction:
         return StepOutcome(ok=True, text=f"restored from {path}") if outcome.ok else outcome
 
     async def check(self, context: StepContext) -> bool | None:
-        """Return whether the save finished, by the note of `do` or by exit status 0 of the check command.
-
-        Returns False if the check command exits with another status; None without a note if there is no check command,
-        or it cannot be run in time. It notes a save that the check command confirms.
-        """
         if "checkpoint" in load_undo_notes(context):
             return True
         path = str(self._checkpoint_path(context))
@@ -100,12 +82,6 @@ class CheckpointReaction:
 
 
 def _read_options(raw: RawOptions) -> CheckpointOptions:
-    """Validates the options of `checkpoint`, and fills in defaults. Raises BadOption.
-
-    Required: `save`, a command as a list of words, or as a string for /bin/sh. Optional: the commands `restore` and
-    `check` (none), and `directory`, an absolute path (None: the step's own folder). Ignores unknown keys, which the
-    configuration rejects.
-    """
     if "save" not in raw:
         raise BadOption("", "save is missing", 'write save = ["/usr/local/bin/save"]')
     return CheckpointOptions(

@@ -39,12 +39,9 @@ async def run_command(
 ) -> StepOutcome:
     """Run a command for a step and wait for it; the outcome is a success if its exit status is 0.
 
-    Failures are outcomes too, not exceptions. It first ends what an earlier command in the step's folder left running.
-    The command's output replaces {log}.log in that folder, up to MAX_LOG_BYTES (1 MiB); without `log` the file is named
-    after the phase. The event is on the command's stdin as JSON and in its environment, to which `variables` are added.
-    The command has the agent's environment and working directory. It is ended, with its children, when the call is
-    cancelled or shortly before the step's time is over (SIGTERM comes a tenth of that time, at most 5 s, earlier); if
-    it exits by itself, its background processes stay.
+    It first ends what an earlier command in the step's folder left running. The command is ended, with its children,
+    when the call is cancelled or shortly before the step's time is over; if it exits by itself, its background
+    processes stay.
     """
     log = log or context.phase
     try:
@@ -62,14 +59,7 @@ async def run_command(
 async def exit_status_of(
     command: CommandLine, context: StepContext, *, log: str, variables: Mapping[str, str] = _NO_VARIABLES
 ) -> int:
-    """Run a command for a step and wait; return its exit status, or minus the signal that ended it.
-
-    The event is on its stdin as JSON and in its environment, to which `variables` are added. Its output replaces
-    {log}.log in the step's folder, up to MAX_LOG_BYTES (1 MiB). It first ends what an earlier command in that folder
-    left running. Shortly before the step's time is over (a tenth of it, about 5 s at most) it ends the command and
-    raises TimeoutError. Raises OSError if the command cannot be started or the log cannot be written. A cancellation
-    ends the command too.
-    """
+    """Run a command for a step and wait; return its exit status, or minus the signal that ended it."""
     grace_s = min(TERMINATE_GRACE_S, max(context.left_s(), 0.0) * 0.1)
     await end_orphan_processes(context.folder, grace_s)
     timeout_s = context.left_s() - grace_s - reserve_s(context)

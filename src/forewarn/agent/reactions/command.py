@@ -22,50 +22,27 @@ class CommandOptions:
 
 
 class CommandReaction:
-    """The reaction `command`: runs the user's commands; exit status 0 is success.
-
-    For the command `check`, exit status 0 means that `run` is in effect. `options` has the three commands.
-    """
+    """The reaction `command`: runs the user's commands; exit status 0 is success."""
 
     def __init__(self, options: CommandOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Run the configured command `run`; succeed if it exits with 0 in the step's time, else fail.
-
-        It gets the event on stdin as JSON and in its environment; its output goes to do.log in the step's folder. It is
-        ended when the step's time is over.
-        """
         return await child_process.run_command(self._options.run, context)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Run the configured command `undo`; succeed if it exits with 0, or at once if there is none.
-
-        It gets the event on stdin as JSON and in its environment; its output goes to undo.log in the step's folder. It
-        also fails if the command cannot be run, or does not end in the step's time.
-        """
         if not self._options.undo:
             return StepOutcome(ok=True, text="nothing to undo")
         return await child_process.run_command(self._options.undo, context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Run the configured command `check`; return True if it exits with 0, False with another status.
-
-        Returns None if there is no command, or it cannot be run or does not end in the step's time. It gets the event
-        on stdin as JSON and in its environment; its output goes to check.log in the step's folder.
-        """
         return await run_check_command(self._options.check, context)
 
 
 async def run_check_command(
     check: CommandLine, context: StepContext, variables: Mapping[str, str] = _NO_VARIABLES
 ) -> bool | None:
-    """Run the command `check`; return True if it exits with 0, False with another status or by a signal.
-
-    Returns None if `check` is (), or it cannot be run or does not end in the step's time; then it is ended. It gets the
-    event on stdin as JSON and in its environment, to which `variables` are added; its output replaces check.log in the
-    step's folder. First ends what an earlier command in that folder left running.
-    """
+    """Run the command `check`; return True if it exits with 0, False with another status or by a signal."""
     if not check:
         return None
     try:
@@ -75,11 +52,6 @@ async def run_check_command(
 
 
 def _read_options(raw: RawOptions) -> CommandOptions:
-    """Validates the options of `command`, and fills in defaults. Raises BadOption.
-
-    Required: `run`, a command as a list of words, or as a string for /bin/sh. Optional: the commands `undo` and `check`
-    (none). Ignores unknown keys, which the configuration rejects.
-    """
     if "run" not in raw:
         raise BadOption("", "run is missing", 'write run = ["/usr/local/bin/prepare"]')
     return CommandOptions(

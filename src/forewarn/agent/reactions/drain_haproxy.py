@@ -42,10 +42,7 @@ class _HaproxyServer:
 
 
 class _HaproxyRuntimeApi:
-    """A client of HAProxy's runtime API; `address` is the absolute path of a unix socket, or host:port.
-
-    Each command uses a new connection, and has 5 seconds.
-    """
+    """A client of HAProxy's runtime API; `address` is the absolute path of a unix socket, or host:port."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -144,12 +141,6 @@ class DrainHaproxyReaction:
         self._runtime = _HaproxyRuntimeApi(options.socket)
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Drain the matching servers that are ready; with `wait`, wait until no matching one has sessions.
-
-        It first notes which servers it drains. The outcome is a failure if no server matches, HAProxy cannot be reached
-        or refuses, or sessions remain at the end of the step's time; drained servers then stay drained. Raises OSError
-        if the note cannot be written.
-        """
         try:
             servers = await self._matching_servers(context)
             if not servers:
@@ -178,10 +169,6 @@ class DrainHaproxyReaction:
         )
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Set the servers that `do` drained back to ready, if they still drain; leave all others alone.
-
-        Succeeds even if there are none; fails if HAProxy cannot be reached or refuses.
-        """
         found = load_undo_notes(context)
         try:
             now = {server.name: server.admin_state for server in await self._runtime.servers()}
@@ -193,10 +180,6 @@ class DrainHaproxyReaction:
         return StepOutcome(ok=True, text=_undo_text(ours, {name: now.get(name, "gone") for name in found}))
 
     async def check(self, context: StepContext) -> bool | None:
-        """Return whether servers match, none of them is ready and, with `wait`, none has sessions.
-
-        Returns None if HAProxy gives no answer.
-        """
         try:
             servers = await self._matching_servers(context)
             is_idle = not self._options.wait or await self._is_idle(context)
@@ -231,12 +214,6 @@ def _undo_text(ours: list[str], found: dict[str, str]) -> str:
 
 
 def _read_options(raw: RawOptions) -> DrainHaproxyOptions:
-    """Validates the options of `drain-haproxy`, and fills in defaults. Raises BadOption.
-
-    Required: `socket`, an absolute path or host:port, and `servers`, one or a list of patterns of backend/server such
-    as `web/*`, in which {vm} is this VM's name. Optional: `wait` (true) for the end of their sessions. Ignores unknown
-    keys, which the configuration rejects.
-    """
     socket = read_required_text(raw, "socket", '"/run/haproxy/admin.sock"')
     if not socket.startswith("/") and not _HOST_AND_PORT.fullmatch(socket):
         raise BadOption(

@@ -17,10 +17,7 @@ from forewarn.duration import exact_duration_text
 
 
 def event_sentence(context: StepContext) -> str:
-    """Return one line about the event for people: `Reboot of web-0 not before Mon, 19 Sep …`.
-
-    Without a NotBefore it says `has started` or `is scheduled`; in the undo phase `Reboot of web-0 is gone`.
-    """
+    """Return one line about the event for people: `Reboot of web-0 not before Mon, 19 Sep …`."""
     what = f"{context.event.kind or 'An event'} of {', '.join(context.event.resources) or 'no VM'}"
     return _one_line(f"{what} is gone" if context.phase is StepPhase.UNDO else f"{what} {_when_text(context.event)}")
 
@@ -36,11 +33,7 @@ def _when_text(event: Event) -> str:
 
 
 def event_details(context: StepContext) -> str:
-    """Return the facts about the event for people, a line `Name: value` for each that the event has.
-
-    They are Event (its id), Kind, Status, VMs, Not before, Impact (its duration), Source and Description. In the undo
-    phase the status is `gone`, and Not before is left out.
-    """
+    """Return the facts about the event for people, a line `Name: value` for each that the event has."""
     event = context.event
     rows = {
         "Event": event.id,
@@ -64,9 +57,7 @@ def _impact_text(event: Event) -> str:
 def event_facts(context: StepContext) -> dict[str, object]:
     """Return the event as a JSON object: its document's fields, and the agent's `Vm`, `Step` and `Phase`.
 
-    EventId, EventStatus, EventType, Resources, NotBefore, Description, EventSource and DurationInSeconds are always
-    present; if the document lacks them, they are "", [] or None. The status is the last that the agent saw, even in the
-    undo phase; `Phase` is "do" or "undo".
+    The status is the last that the agent saw, even in the undo phase.
     """
     event = context.event
     return dict(event.raw) | {
@@ -87,10 +78,7 @@ def event_facts(context: StepContext) -> dict[str, object]:
 def event_variables(context: StepContext) -> dict[str, str]:
     """Return event, VM, step and phase as environment variables FOREWARN_*, by name; "" if unknown.
 
-    They are EVENT_ID, KIND, STATUS (the last that the agent saw, even in the undo phase), SOURCE, DESCRIPTION,
-    DURATION_S (-1: unknown), RESOURCES (with commas), NOT_BEFORE (as in the document), VM, STEP, PHASE, FOLDER (the
-    step's) and LEFT_S, the rest of the step's time in whole seconds. The values are not sanitized for an environment: a
-    server may send anything.
+    The values are not sanitized for an environment: a server may send anything.
     """
     event = context.event
     return {
@@ -121,19 +109,15 @@ def _placeholder_values(context: StepContext) -> dict[str, str]:
 
 
 def fill_url(url: str, context: StepContext) -> str:
-    """Return the URL with $vm, $event_id, $kind, $phase and $step replaced by values, percent-encoded.
-
-    Check it with `check_placeholders` before: an unknown placeholder raises KeyError or ValueError.
-    """
+    """Return the URL with placeholders replaced by values, percent-encoded; `check_placeholders` checks it before."""
     return Template(url).substitute({name: quote(text, safe="") for name, text in _placeholder_values(context).items()})
 
 
 def fill_body(body: object, context: StepContext) -> bytes:
-    """Return the bytes of a request body, with $vm, $event_id, $kind, $phase and $step replaced by values.
+    """Return the bytes of a request body, with placeholders replaced by values.
 
-    A string is sent as text, and the values in it are not escaped. Any other value is sent as JSON, with placeholders
-    filled in all its strings except keys. Check it with `check_placeholders` before: an unknown placeholder raises
-    KeyError or ValueError. Raises TypeError for a value that JSON lacks, such as a date.
+    A string is sent as text, and the values in it are not escaped; any other value is sent as JSON. Check it with
+    `check_placeholders` before.
     """
     if isinstance(body, str):
         return Template(body).substitute(_placeholder_values(context)).encode()
@@ -149,11 +133,7 @@ def _fill(value: object, values_by_name: Mapping[str, str]) -> object:
 
 
 def check_placeholders(key: str, value: Any) -> None:
-    """Raise BadOption, for the option `key`, if a string in the value has an unknown placeholder.
-
-    The known ones are $vm, $event_id, $kind, $phase and $step. It searches lists and tables at any depth, but not the
-    keys of tables, which are never filled. A single dollar sign is wrong too: it must be written `$$`.
-    """
+    """Raise BadOption, for the option `key`, if a string in the value has an unknown placeholder."""
     try:
         _fill(value, dict.fromkeys(PLACEHOLDERS, ""))
     except (KeyError, ValueError):

@@ -70,10 +70,7 @@ class _PatroniCluster:
 
     @property
     def replicas(self) -> tuple[_PatroniMember, ...]:
-        """The replicas that can take over, best first: synchronous ones, then those with the least lag.
-
-        These are the members that run, do not lead, and whose tags do not exclude them.
-        """
+        """The replicas that can take over, best first: synchronous ones, then those with the least lag."""
         candidates = [
             member for member in self.members if member.is_running and member.may_lead and not member.is_leader
         ]
@@ -103,11 +100,7 @@ class _PatroniApi:
         )
 
     async def switch_over(self, leader: str, candidate: str, timeout_s: float) -> HttpReply:
-        """Asks Patroni once to switch over from the member `leader` to `candidate` ("": Patroni chooses).
-
-        Returns the reply, of any status; it does not check who leads then. Raises HttpCallFailed without a reply within
-        `timeout_s` seconds, SecretUnavailable if the password cannot be read.
-        """
+        """Asks Patroni once to switch over from `leader` to `candidate`; does not check who leads then."""
         body = {"leader": leader} | ({"candidate": candidate} if candidate else {})
         secret = self._authorization()
         call = HttpCall(
@@ -165,14 +158,6 @@ class FailoverPatroniReaction:
         self._api = options.api
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Switch over to a replica, and wait until another member leads and this node runs as replica.
-
-        The replica is the configured candidate, else preferably one whose name the event does not list as a VM.
-        Succeeds at once if this node does not lead, and did not lead in an earlier try. If no replica can take over, it
-        first waits for one. If the request for the switchover gets no reply, or 503, the state of the cluster decides.
-        The outcome is a failure if Patroni refuses or cannot be reached, a secret cannot be read, or the step's time
-        runs out. Raises OSError if the note cannot be written.
-        """
         try:
             cluster = await self._api.cluster()
             if not _is_own_node_leader(cluster) and "led" not in load_undo_notes(context):
@@ -231,13 +216,6 @@ class FailoverPatroniReaction:
         return bool(leader and leader.is_running and leader.name != cluster.own_name and own and own.is_running)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Take leadership back by a switchover, and wait until this node leads.
-
-        It first waits until this node runs in the cluster again, which takes a while after a reboot. Succeeds without a
-        switchover if none is configured, if this node did not lead before `do` or leads already, or if a member other
-        than the successor of `do` leads. Fails if Patroni refuses or cannot be reached, a secret cannot be read, or the
-        step's time runs out.
-        """
         found = load_undo_notes(context)
         if not self._options.return_leadership or "led" not in found:
             return StepOutcome(ok=True, text="nothing to undo: the current leader stays")
@@ -276,10 +254,6 @@ class FailoverPatroniReaction:
         return _is_own_node_leader(await self._api.cluster())
 
     async def check(self, context: StepContext) -> bool | None:
-        """Return whether another member of the cluster leads and runs, and this node runs as well.
-
-        Returns None if Patroni gives no answer.
-        """
         try:
             return not _is_own_node_leader(await self._api.cluster()) and await self._has_new_leader()
         except HttpCallFailed:
@@ -295,12 +269,6 @@ def _leader_name(cluster: _PatroniCluster) -> str:
 
 
 def _read_options(raw: RawOptions) -> FailoverPatroniOptions:
-    """Validates the options of `failover-patroni`, and fills in defaults. Raises BadOption.
-
-    None is required: `url` (http://127.0.0.1:8008), `user` with `password_file` (both or neither), `ca_file`,
-    `candidate` (""), `return_leadership` (false). Reads no file. Ignores unknown keys, which the configuration
-    rejects.
-    """
     api = _PatroniApi(
         url=read_url(raw, "url", "http://127.0.0.1:8008"),
         user=read_text(raw, "user"),

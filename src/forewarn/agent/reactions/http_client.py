@@ -26,10 +26,7 @@ _RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class HttpCallFailed(Unavailable):
-    """No usable reply came; the message has the host and the reason for people, and no secrets.
-
-    `send_call` and `send_with_retries` raise it. A reply of any status is usable for them.
-    """
+    """No usable reply came; the message has the host and the reason for people, and no secrets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +43,7 @@ class HttpCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpReply:
-    """The reply to a call, of any status.
-
-    `summary` hides the secrets; `text` and `json` do not.
-    """
+    """The reply to a call, of any status. `summary` hides the secrets; `text` and `json` do not."""
 
     status: int  # the HTTP status
     text: str  # the whole body, decoded as UTF-8; it may contain secrets
@@ -71,10 +65,7 @@ class HttpReply:
 
     @property
     def summary(self) -> str:
-        """Status and the first 120 characters of the text on one line, for people: `503 (not ready)`.
-
-        Words of the call's secrets with six or more characters are replaced with an ellipsis.
-        """
+        """Status and the first 120 characters of the text on one line, for people: `503 (not ready)`."""
         text = self.text
         for word in sorted({word for secret in self.secrets for word in secret.split()}, key=len, reverse=True):
             text = text.replace(word, "…") if len(word) >= _MIN_REDACTED_LENGTH else text
@@ -83,11 +74,7 @@ class HttpReply:
 
 
 async def send_call(call: HttpCall, *, timeout_s: float = CALL_TIMEOUT_S) -> HttpReply:
-    """Send a call once, on a new connection, and return its reply, of any status; follow no redirects.
-
-    It uses no proxy. Raises HttpCallFailed if no complete reply comes within `timeout_s` seconds, or the server cannot
-    be reached or is not trusted.
-    """
+    """Send a call once, on a new connection, and return its reply, of any status; follow no redirects."""
     host = urlsplit(call.url).netloc
     try:
         async with asyncio.timeout(max(timeout_s, 0.0)):
@@ -102,9 +89,8 @@ async def send_call(call: HttpCall, *, timeout_s: float = CALL_TIMEOUT_S) -> Htt
 async def send_with_retries(call: HttpCall, context: StepContext, *, wait_s: float = 0.5) -> HttpReply:
     """Send a call; retry while there is no reply, or the status is 408, 425, 429, 500, 502, 503 or 504.
 
-    The delays double from `wait_s` seconds to 15 s, as long as the step's time lasts; each try has 10 s at most.
-    Returns the first reply with another status. At the end of the step's time it returns the last reply, or raises
-    HttpCallFailed if the last try got none. The receiver may get the call more than once.
+    The delays double from `wait_s` seconds to 15 s, as long as the step's time lasts. The receiver may get the call
+    more than once.
     """
     reserved_s = reserve_s(context)
     while True:

@@ -49,10 +49,7 @@ class _ConfiguredCall:
     expect: tuple[int, ...] = _SUCCESS_STATUSES  # the statuses that mean success
 
     def to_http_call(self, context: StepContext, ca_file: Path | None) -> HttpCall:
-        """The call to send for this step: with placeholders filled, and secrets read from their files.
-
-        `ca_file` has the CAs to trust, None means the system's. Sends nothing. Raises SecretUnavailable.
-        """
+        """The call to send for this step: with placeholders filled, and secrets read from their files."""
         body = b"" if self.body is None else fill_body(self.body, context)
         kind = {} if self.body is None or isinstance(self.body, str) else {"Content-Type": "application/json"}
         secrets = {name: read_secret(file) for name, file in self.header_files.items()}
@@ -83,10 +80,6 @@ class _ConfiguredWait:
 
 
 def _read_subtable(raw: RawOptions, key: str, read: Callable[[RawOptions], T]) -> T:
-    """Returns what `read` makes of the sub-table `key` of the options; it gets {} if the key is absent.
-
-    A BadOption of `read` is raised again for the option `key`; raises BadOption also if that is not a table.
-    """
     raw_call = read_table(raw, key)
     try:
         return read(raw_call)
@@ -95,11 +88,6 @@ def _read_subtable(raw: RawOptions, key: str, read: Callable[[RawOptions], T]) -
 
 
 def _read_call(raw_call: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method: str = "POST") -> _ConfiguredCall:
-    """Validates the table of an HTTP call, of which `url` is required; it may have only the keys `known`.
-
-    `method` is used if the table has none. `expect` is 2xx by default. Files of secrets are not read yet. Raises
-    BadOption.
-    """
     check_known_keys(raw_call, known)
     url = read_required_text(raw_call, "url", '"https://…"')
     check_url("url", url)
@@ -131,10 +119,6 @@ def _is_latin1(value: str) -> bool:
 
 
 def _read_wait(raw_call: RawOptions) -> _ConfiguredWait:
-    """Validates the table `wait` or `wait_back`, of which `url` is required. Raises BadOption.
-
-    The interval `every` is 1 s by default; one below 0.1 s becomes 0.1 s.
-    """
     return _ConfiguredWait(
         call=_read_call(raw_call, _WAIT_KEYS, method="GET"),
         contains=read_text(raw_call, "contains"),
@@ -164,29 +148,15 @@ class LeavePoolReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Send the `leave` call with retries, then repeat the GET of `wait`, if configured, until it is met.
-
-        It first notes that leaving was tried. The outcome is a failure if `leave` gets no reply or an unexpected
-        status, a secret cannot be read, or `wait` is not met at the end of the step's time.
-        """
         save_undo_notes(context, {"left": "tried"})
         return await self._call_and_wait(self._options.leave, self._options.wait, context, "left the pool")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Send the `back` call with retries, then repeat the GET of `wait_back`, if configured, until met.
-
-        Succeeds at once if there is no `back`, or leaving was not tried. The outcome is a failure if `back` gets no
-        reply or an unexpected status, a secret cannot be read, or `wait_back` is not met at the end of the step's time.
-        """
         if self._options.back is None or "left" not in load_undo_notes(context):
             return StepOutcome(ok=True, text="nothing to undo")
         return await self._call_and_wait(self._options.back, self._options.wait_back, context, "back in the pool")
 
     async def check(self, context: StepContext) -> bool | None:
-        """Send the GET of `wait` once; return True if its condition is met, False if not, or without a reply.
-
-        Returns None if no `wait` is configured, or a secret cannot be read.
-        """
         if self._options.wait is None:
             return None
         try:
@@ -217,12 +187,6 @@ class LeavePoolReaction:
 
 
 def _read_options(raw: RawOptions) -> LeavePoolOptions:
-    """Validates the options of `leave-pool`, and fills in defaults. Raises BadOption.
-
-    Required: `leave`, the table of an HTTP call with at least `url` (POST and 2xx by default). Optional: `back`,
-    another such table; `wait` and `wait_back`, tables of a GET to repeat; `ca_file`. Reads no file. Rejects unknown
-    keys in these tables; ignores others, which the configuration rejects.
-    """
     if "leave" not in raw:
         raise BadOption("", "leave is missing", 'write leave = { method = "DELETE", url = "https://…/$vm" }')
     return LeavePoolOptions(

@@ -29,21 +29,12 @@ class LogOptions:
 
 
 class LogReaction:
-    """The reaction `log`: writes a line when an event is announced, and one when it is gone.
-
-    It writes to a file or to the systemd journal.
-    """
+    """The reaction `log`: writes a line when an event is announced, and one when it is gone."""
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Append the event to the configured file, synced to disk; without a file, to the systemd journal.
-
-        In the file it is a line of JSON: the `event_facts` with `at` (real time, ISO 8601) and `message`. In the
-        systemd journal it is an entry with a sentence and fields FOREWARN_*. The outcome is a failure if it cannot be
-        written (the folder of the file must exist); the other destination is not tried.
-        """
         target_path = self._options.file or self._options.journal
         try:
             if self._options.file:
@@ -55,11 +46,6 @@ class LogReaction:
         return StepOutcome(ok=True, text=f"written to {target_path}")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Write that the event is gone to the configured file, or without one to the systemd journal.
-
-        The line has the same form as in `do`, whose line stays. The outcome is a failure if the line cannot be written;
-        the other destination is not tried.
-        """
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
@@ -73,10 +59,7 @@ def _json_row(context: StepContext) -> dict[str, object]:
 
 
 def _append_json_line(file: Path, row: Mapping[str, object]) -> None:
-    """Appends `row` to the file as one JSON line, by a single write, so that concurrent lines stay whole.
-
-    It is synced to disk when the call returns. Creates the file (mode 0640) if needed. Raises OSError.
-    """
+    """Appends `row` to the file as one JSON line, by a single write, so that concurrent lines stay whole."""
     fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     try:
         os.write(fd, json.dumps(row).encode() + b"\n")
@@ -103,10 +86,7 @@ def _journal_fields(context: StepContext) -> dict[str, str]:
 
 
 def _send_to_systemd_journal(journal: Path, fields: Mapping[str, str]) -> None:
-    """Sends one entry with these fields to the systemd journal, whose unix socket is `journal`.
-
-    Does not wait. Raises OSError, also if the socket's queue is full.
-    """
+    """Sends one entry with these fields to the systemd journal, whose unix socket is `journal`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)  # a full journal must not block the agent
         sock.sendto(b"".join(_encode_journal_field(name, text) for name, text in fields.items()), str(journal))
@@ -121,11 +101,6 @@ def _encode_journal_field(name: str, text: str) -> bytes:
 
 
 def _read_options(raw: RawOptions) -> LogOptions:
-    """Validates the options of `log`, and fills in defaults. Raises BadOption.
-
-    None is required: `file` (None: write to the systemd journal) and `journal`, the path of its socket. Both must be
-    absolute paths. Ignores unknown keys, which the configuration rejects.
-    """
     return LogOptions(file=read_path(raw, "file"), journal=read_path(raw, "journal") or SYSTEMD_JOURNAL_SOCKET)
 
 

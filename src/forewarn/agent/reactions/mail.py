@@ -62,9 +62,7 @@ class _SmtpServerConfig:
 async def _send_mail(server: _SmtpServerConfig, mail: EmailMessage, sender: str, receivers: tuple[str, ...]) -> None:
     """Sends a mail once; returns when the server has accepted it for all receivers. Has no timeout.
 
-    `sender` and `receivers` are the addresses of the SMTP envelope. Raises _SmtpTemporaryError (a retry may help),
-    _SmtpRejected (5xx, also for one receiver, or no STARTTLS) or SecretUnavailable (the password cannot be read). If
-    the connection breaks at the end, the server may have accepted the mail although _SmtpTemporaryError is raised.
+    If the connection breaks at the end, the server may have accepted the mail although _SmtpTemporaryError is raised.
     """
     try:
         session = await _SmtpSession.open(server)
@@ -185,13 +183,6 @@ class MailReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Send a mail that the event is announced; succeed when the server accepts it for all receivers.
-
-        If the server rejects one receiver, the mail goes to none. Retries while the server cannot be reached, is not
-        trusted or answers 4xx, until the step's time is over, and then fails. Fails at once if the server rejects the
-        mail (5xx), offers no STARTTLS though that is configured, or the password cannot be read. A mail may be sent
-        twice, with the same Message-ID.
-        """
         mail, wait_s, end_s = _compose_mail(context, self._options), _FIRST_RETRY_S, reserve_s(context)
         while True:
             left_s = context.left_s() - end_s
@@ -212,11 +203,6 @@ class MailReaction:
             wait_s = min(wait_s * 2, _MAX_RETRY_S)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Send a mail that the event is gone; succeed when the server accepts it for all receivers.
-
-        Retries while the server cannot be reached or answers 4xx, until the step's time is over, and then fails. Fails
-        at once if the server rejects the mail or the password cannot be read.
-        """
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
@@ -227,8 +213,8 @@ class MailReaction:
 def _compose_mail(context: StepContext, options: MailOptions) -> EmailMessage:
     """Builds the mail of this phase: that the event is announced or, in the undo phase, that it is gone.
 
-    The second replies to the first, so that they belong to one thread. A repeated mail has the same Message-ID. The VM
-    is part of it: an event lists several VMs, each with an agent, and mail systems drop a second mail with the same id.
+    A repeated mail has the same Message-ID. The VM is part of it: an event lists several VMs, each with an agent, and
+    mail systems drop a second mail with the same id.
     """
     event = _UNSAFE_ID_CHARACTERS.sub("", context.key or context.event.id) or "event"
     thread = f"<{event}.{_UNSAFE_ID_CHARACTERS.sub('', context.step.name)}.{_encoded_vm_name(context.vm)}@forewarn>"
@@ -260,12 +246,6 @@ def _opening_sentences(context: StepContext) -> str:
 
 
 def _read_options(raw: RawOptions) -> MailOptions:
-    """Validates the options of `mail`, and fills in defaults. Raises BadOption.
-
-    Required: `server`, host or host:port, and the mail addresses `from` and `to` (one or a list). Without a port,
-    `security` decides it: 587 for starttls (the default), 465 for tls, 25 for none. `user` and `password_file` need
-    each other, and encryption. Reads no file. Ignores unknown keys, which the configuration rejects.
-    """
     security = read_choice(raw, "security", ("starttls", "tls", "none"))
     host, port = _host_and_port(read_required_text(raw, "server", '"mail.example.org"'), _DEFAULT_PORTS[security])
     server = _SmtpServerConfig(

@@ -20,11 +20,7 @@ from forewarn.errors import Rejected, Unavailable
 
 
 class BadOption(Rejected):
-    """An invalid option of a step: its key ("": the whole step), what is wrong, and a remedy, for people.
-
-    They are attributes of these names; the message is `what: remedy`. The functions that read and check options here,
-    and the `read` of a ReactionKind, raise it.
-    """
+    """An invalid option of a step: its key ("": the whole step), what is wrong, and a remedy."""
 
     def __init__(self, key: str, what: str, remedy: str) -> None:
         self.key, self.what, self.remedy = key, what, remedy
@@ -52,10 +48,7 @@ _MILLISECONDS = re.compile(r"(\d+(?:\.\d+)?)ms", re.ASCII)
 
 
 def read_text(raw: RawOptions, key: str, default: str = "") -> str:
-    """Return the non-empty string under `key`; `default` if the key is absent.
-
-    Raises BadOption if the value is "" or not a string.
-    """
+    """Return the non-empty string under `key`; `default` if the key is absent."""
     value = raw.get(key, default)
     if not isinstance(value, str) or (key in raw and not value):
         raise BadOption(key, f"{key} = {value!r} is not a string", f'write {key} = "…", or remove it')
@@ -63,20 +56,14 @@ def read_text(raw: RawOptions, key: str, default: str = "") -> str:
 
 
 def read_required_text(raw: RawOptions, key: str, example: str) -> str:
-    """Return the non-empty string under `key`. Raises BadOption if it is absent, empty or not a string.
-
-    For an absent key, the remedy shows `example` as what to write.
-    """
+    """Return the non-empty string under `key`. Raises BadOption if it is absent, empty or not a string."""
     if key not in raw:
         raise BadOption("", f"{key} is missing", f"write {key} = {example}")
     return read_text(raw, key)
 
 
 def read_choice(raw: RawOptions, key: str, choices: tuple[str, ...]) -> str:
-    """Return the value under `key`, which must be one of the choices, spelled exactly so.
-
-    Returns the first choice if the key is absent. Raises BadOption for any other value.
-    """
+    """Return the value under `key`, which must be one of the choices, spelled exactly so."""
     value = raw.get(key, choices[0])
     if value not in choices:
         known = ", ".join(f'"{choice}"' for choice in choices)
@@ -93,11 +80,7 @@ def read_flag(raw: RawOptions, key: str, *, default: bool) -> bool:
 
 
 def read_seconds(raw: RawOptions, key: str, default: float) -> float:
-    """Return the duration under `key` in seconds: a number, or a string such as "20s", "1h30m" or "500ms".
-
-    Returns the default if the key is absent. Raises BadOption if the value is not a duration, is negative or infinite,
-    or is a string of over ten years.
-    """
+    """Return the duration under `key` in seconds: a number, or a string such as "20s", "1h30m" or "500ms"."""
     value = raw.get(key, default)
     if isinstance(value, str):
         value = _parse_seconds(value)
@@ -116,11 +99,7 @@ def _parse_seconds(text: str) -> float | None:
 
 
 def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
-    """Return the non-empty strings under `key`, given as a list or a single string; () if it is absent.
-
-    With an example, which the remedy shows, the key must be present and the list not empty; without one, [] becomes ().
-    Raises BadOption if that fails, if the value has another type, or if a string is empty.
-    """
+    """Return the non-empty strings under `key`, given as a list or a single string; () if it is absent."""
     if example and key not in raw:
         raise BadOption("", f"{key} is missing", f"write {key} = {example}")
     value = raw.get(key, [])
@@ -137,10 +116,7 @@ def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
 
 
 def read_command_line(raw: RawOptions, key: str) -> CommandLine:
-    """Return the command under `key` as its words, () if absent; `/bin/sh -c` runs a string.
-
-    Raises BadOption if it is neither a string nor a list of strings, or is empty.
-    """
+    """Return the command under `key` as its words, () if absent; `/bin/sh -c` runs a string."""
     value = raw.get(key, [])
     if isinstance(value, str) and value.strip():
         return ("/bin/sh", "-c", value)
@@ -151,10 +127,7 @@ def read_command_line(raw: RawOptions, key: str) -> CommandLine:
 
 
 def read_path(raw: RawOptions, key: str) -> Path | None:
-    """Return the absolute path under `key`, which need not exist; None if the key is absent.
-
-    Raises BadOption for a relative path, because the agent's working directory must not matter.
-    """
+    """Return the absolute path under `key`; a relative one is refused, since the working directory must not matter."""
     given = read_text(raw, key)
     if given and not given.startswith("/"):
         raise BadOption(key, f"{key} = {given!r} is not an absolute path", f'write {key} = "/…"')
@@ -162,10 +135,7 @@ def read_path(raw: RawOptions, key: str) -> Path | None:
 
 
 def read_url(raw: RawOptions, key: str, default: str = "") -> str:
-    """Return the http or https URL under `key`; the default, which may be "", if the key is absent.
-
-    Raises BadOption if it is not such a URL, has a user or password, or is empty.
-    """
+    """Return the http or https URL under `key`; the default, which may be "", if the key is absent."""
     given = read_text(raw, key, default)
     if given:
         check_url(key, given)
@@ -173,10 +143,7 @@ def read_url(raw: RawOptions, key: str, default: str = "") -> str:
 
 
 def check_url(key: str, given: str) -> None:
-    """Raise BadOption, for the option `key`, if `given` is not a valid http or https URL.
-
-    A URL with a user or password is not valid either.
-    """
+    """Raise BadOption, for the option `key`, if `given` is not a valid http or https URL."""
     try:
         parts = urlsplit(given)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -189,11 +156,7 @@ def check_url(key: str, given: str) -> None:
 
 
 def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tuple[int, ...]:
-    """Return the whole numbers under `key`, given as a list or a single number, in the order of the list.
-
-    Returns () if the key is absent or the list is empty. Raises BadOption if one is not a whole number from `least` to
-    `most`, both included.
-    """
+    """Return the whole numbers under `key`, given as a list or a single number, in the order of the list."""
     value = raw.get(key, [])
     items = value if isinstance(value, list) else [value]
     if any(isinstance(each, bool) or not isinstance(each, int) or not least <= each <= most for each in items):
@@ -210,10 +173,7 @@ def read_table(raw: RawOptions, key: str) -> RawOptions:
 
 
 def read_text_table(raw: RawOptions, key: str) -> dict[str, str]:
-    """Return the table of strings under `key`, by name; the strings may be empty. {} if the key is absent.
-
-    Raises BadOption if it is not a table, or a value is not a string.
-    """
+    """Return the table of strings under `key`, by name; the strings may be empty. {} if the key is absent."""
     value = read_table(raw, key)
     for name, each in value.items():
         if not isinstance(each, str):
@@ -233,10 +193,7 @@ class SecretUnavailable(Unavailable):
 
 
 def read_secret(path: Path) -> str:
-    """Return the secret in the file: its first line, stripped; read anew at each call.
-
-    Raises SecretUnavailable if that line is empty, or the file is not readable or not UTF-8.
-    """
+    """Return the secret in the file: its first line, stripped; read anew at each call."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

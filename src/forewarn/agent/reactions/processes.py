@@ -65,8 +65,7 @@ def other_processes() -> Iterator[ProcessInfo]:
 def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
     """Return the process whose pid is the first word of the file; None if it has ended.
 
-    Also returns None if the process began after the file was written (the pid was reused), if the file is not readable
-    or has no number, and if it names this process or pid 1.
+    None also if it began after the file was written (the pid was reused), and for this process and pid 1.
     """
     try:
         pid = int(pid_file.read_text(encoding="ascii").split()[0])
@@ -78,11 +77,7 @@ def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
 
 
 def find_processes(exe: str, command: tuple[str, ...], uid: int) -> list[ProcessInfo]:
-    """Return the running processes of user `uid` with exactly this program file and command line.
-
-    `exe` is the path of the program file ("" matches any), `command` the words of the command line (() matches any).
-    The result is in no order, and does not include this process.
-    """
+    """Return the running processes of user `uid` with exactly this program file and command line."""
     return [each for each in other_processes() if _process_matches(each.pid, exe, command, uid)]
 
 
@@ -98,10 +93,7 @@ def _process_matches(pid: int, exe: str, command: tuple[str, ...], uid: int) -> 
 
 
 def remaining_processes(targets: Iterable[ProcessInfo]) -> list[ProcessInfo]:
-    """Return the targets that still run, and all running members of process groups that a target led.
-
-    The result is in no order, and never includes this process.
-    """
+    """Return the targets that still run, and all running members of process groups that a target led."""
     target_list = list(targets)
     groups = {each.group for each in target_list if each.is_group_leader and not _is_pid_reused(each)}
     return [each for each in other_processes() if each in target_list or each.group in groups]
@@ -111,8 +103,7 @@ def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
     """Send a signal to the whole process group if the target leads one, else only to the target.
 
     A group is signalled as long as it has members, even if its leader has ended; in this process's own group, only the
-    target is signalled. It has no effect on a single target that has ended, or whose pid another process has now.
-    Raises PermissionError.
+    target is signalled.
     """
     if _is_pid_reused(target):
         return
@@ -126,9 +117,7 @@ def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
 async def signal_and_wait(targets: Iterable[ProcessInfo], number: signal.Signals, timeout_s: float) -> bool:
     """Signal processes and the groups that they lead, and wait up to `timeout_s` seconds for their end.
 
-    Returns True as soon as they and the groups they led have ended, at once if there are no targets; False if some
-    still run at the end of that time. A target that has ended is ignored, but not a group that it led. Raises
-    PermissionError at the first target that may not be signalled; later targets are then not signalled.
+    PermissionError comes at the first target that may not be signalled; later targets are then not signalled.
     """
     target_list = list(targets)
     for target in target_list:

@@ -20,10 +20,7 @@ _ESTABLISHED_STATE = "01"
 
 
 def count_connections(ports: Collection[int], tables: Collection[Path] = TCP_TABLES) -> int:
-    """Return the number of established TCP connections, IPv4 and IPv6, whose local port is one of `ports`.
-
-    `tables` are files in the format of /proc/net/tcp; one that is missing counts as empty.
-    """
+    """Return the number of established TCP connections, IPv4 and IPv6, whose local port is one of `ports`."""
     return sum(_local_port(line) in ports for table in tables for line in _established_rows(table))
 
 
@@ -52,20 +49,13 @@ class ReadinessOptions:
 class ReadinessReaction:
     """The reaction `readiness`: marks the VM as not ready with a file, and waits for connections to end.
 
-    Both happen only if configured. A file that existed before belongs to someone else, and stays. The page /ready
-    answers 503 while such a step is in effect, but computes that from the journal, not here.
+    A file that existed before belongs to someone else, and stays. The page /ready computes its answer from the journal.
     """
 
     def __init__(self, options: ReadinessOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Create the file, wait `notice_s` seconds, and then until the ports have no connections.
-
-        A file that exists is left as it is. A part that is not configured (file, notice or ports) is skipped. It waits
-        for the step's time at most. The outcome is a failure if the file cannot be created, or if connections remain at
-        the end of that time; the VM then stays not ready.
-        """
         try:
             self._create_file(context)
         except OSError as error:
@@ -100,10 +90,6 @@ class ReadinessReaction:
         return StepOutcome(ok=True, text="ready")
 
     async def check(self, context: StepContext) -> bool | None:
-        """Return whether the VM is marked as not ready, and the ports have no connections; never None.
-
-        It is marked if the file exists, or if none is configured.
-        """
         is_marked = self._options.file is None or self._options.file.exists()
         return is_marked and await self._is_idle()
 
@@ -112,11 +98,6 @@ class ReadinessReaction:
 
 
 def _read_options(raw: RawOptions) -> ReadinessOptions:
-    """Validates the options of `readiness`, and fills in defaults. Raises BadOption.
-
-    None is required: `file`, an absolute path (None), `notice`, seconds or a text such as "20s" (0), and `ports`, one
-    or a list of TCP ports (none). Ignores unknown keys, which the configuration rejects.
-    """
     return ReadinessOptions(
         file=read_path(raw, "file"),
         notice_s=read_seconds(raw, "notice", 0.0),

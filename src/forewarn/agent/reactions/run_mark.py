@@ -31,20 +31,17 @@ _ORPHAN_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMark:
-    """The content of a mark, the file in a step's folder that says that a command of the step is running.
-
-    `read_run_mark` reads it. With it the next agent finds processes that this one left running.
-    """
+    """The content of a mark, by which the next agent finds processes that this one left running."""
 
     run_id: str  # the random id of the run, which its processes carry; "" if the file is damaged
     command: ProcessInfo | None = None  # the command; None: not known to have started, or in an earlier boot
 
 
 def mark_command_run(folder: Path) -> str:
-    """Note in a file (the mark) in the step's folder that a command is about to run; return its run id.
+    """Note in the step's folder that a command is about to run; return its new run id.
 
-    The id is new and random. The command must get it as the variable RUN_VARIABLE, and as standard input the file of
-    `open_input_file`, so that its processes can be found. Replaces an earlier mark. Raises OSError.
+    The command must get the id as RUN_VARIABLE, and as standard input the file of `open_input_file`, so that its
+    processes can be found.
     """
     run_id = secrets.token_hex(16)
     _write_mark(folder, run_id)
@@ -52,11 +49,7 @@ def mark_command_run(folder: Path) -> str:
 
 
 def open_input_file(folder: Path, run_id: str, content: bytes) -> BinaryIO:
-    """Write a file with this content and the run id in its name, and open it for reading.
-
-    It is deleted from the folder at once, and the caller closes it. Processes that have it as standard input can be
-    recognized by its name. Raises OSError.
-    """
+    """Write a file with this content and the run id in its name, open it, and delete it from the folder."""
     path = folder / _input_file_name(run_id)
     path.write_bytes(content)
     try:
@@ -66,30 +59,19 @@ def open_input_file(folder: Path, run_id: str, content: bytes) -> BinaryIO:
 
 
 def mark_command_process(folder: Path, pid: int) -> None:
-    """Add the pid, start time and boot id of a started command to its mark.
-
-    `folder` is the step's folder, where `mark_command_run` wrote the mark, the file that says that the command runs. No
-    effect if the command has already ended, or there is no mark. Raises OSError.
-    """
+    """Add the pid, start time and boot id of a started command to its mark."""
     mark, command = read_run_mark(folder), find_process(pid)
     if mark is not None and command is not None:
         _write_mark(folder, f"{mark.run_id} {command.pid} {command.start_ticks} {read_boot_id()}")
 
 
 def remove_run_mark(folder: Path) -> None:
-    """Remove the mark, the file in the step's folder that says that a command runs, if there is one.
-
-    Call it once the command has ended; it signals no process. Raises OSError.
-    """
+    """Remove the mark once the command has ended; signals no process."""
     (folder / _RUN_MARK_FILE).unlink(missing_ok=True)
 
 
 def read_run_mark(folder: Path) -> RunMark | None:
-    """Read the mark in a step's folder, which says that a command of the step is or was running.
-
-    Returns None if there is no mark, or it is not readable. Its `command` is None if the process was not marked yet, or
-    was marked before a reboot.
-    """
+    """Read the mark in a step's folder; its `command` is None if the process was marked before a reboot."""
     try:
         words = (folder / _RUN_MARK_FILE).read_text(encoding="ascii").split()
     except (OSError, ValueError):
@@ -104,10 +86,7 @@ def read_run_mark(folder: Path) -> RunMark | None:
 async def end_orphan_processes(folder: Path, grace_s: float) -> None:
     """End processes of an earlier command in this step's folder whose end no agent saw.
 
-    They get SIGTERM, and SIGKILL after `grace_s` seconds if some still run; the call returns when all have ended. It
-    finds them by the mark in the folder (the file that says that a command runs), and then removes the mark. It does
-    nothing without a mark, and does not find processes whose environment and input it may not read. If a process does
-    not end within two seconds of SIGKILL, or may not be signalled, it logs an error and keeps the mark.
+    They get SIGTERM, and SIGKILL after `grace_s` seconds. A process that does not end keeps the mark, and is logged.
     """
     mark = read_run_mark(folder)
     if mark is None:
@@ -127,11 +106,7 @@ async def end_orphan_processes(folder: Path, grace_s: float) -> None:
 
 
 async def end_all_orphan_processes(root: Path) -> None:
-    """End the processes that an earlier agent left running for any step; `root` contains EVENT/STEP.
-
-    It logs a warning for each such command, and calls `end_orphan_processes` for all folders with a mark in parallel,
-    with 5 s between SIGTERM and SIGKILL. Returns when all processes have ended; one that cannot be ended is logged.
-    """
+    """End the processes that an earlier agent left running for any step; `root` contains EVENT/STEP."""
     folders = [mark.parent for mark in root.glob(f"*/*/{_RUN_MARK_FILE}")]
     for folder in folders:
         mark = read_run_mark(folder)

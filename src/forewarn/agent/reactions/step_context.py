@@ -20,18 +20,14 @@ _MAX_RESERVE_S = 0.5
 
 
 def reserve_s(context: StepContext) -> float:
-    """Return the seconds of its budget that a reaction keeps, to be able to say what it waited for.
-
-    It is a tenth of the time that is left now, at most half a second.
-    """
+    """Return the seconds of its budget that a reaction keeps, to be able to say what it waited for."""
     return min(_MAX_RESERVE_S, max(context.left_s(), 0.0) * 0.1)
 
 
 async def wait_until(context: StepContext, poll: Callable[[], Awaitable[T]], every_s: float = 0.25) -> T:
     """Call `poll` every `every_s` seconds, at least once, until its result is true or the time is over.
 
-    The time is over `reserve_s` before the end of the step's budget; a `poll` that runs then is not cancelled. Returns
-    the last result, true or not. Raises what `poll` raises.
+    The time is over `reserve_s` before the end of the step's budget; a `poll` that runs then is not cancelled.
     """
     reserved_s = reserve_s(context)
     while not (result := await poll()) and (left_s := context.left_s() - reserved_s) > 0:
@@ -44,11 +40,7 @@ UndoNotes = dict[str, str]  # the original state, by names that the reaction cho
 
 
 def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:
-    """Add notes for the undo to a file in the step's folder; they replace notes of the same name.
-
-    They are on disk when it returns, so call it before acting. Raises OSError. A notes file that is not readable counts
-    as empty, and is replaced.
-    """
+    """Add notes for the undo to a file in the step's folder, durably: call it before acting."""
     data = json.dumps(load_undo_notes(context) | dict(notes)).encode()
     new_file = context.folder / f"{_NOTES_FILE}.new"
     with new_file.open("wb") as file:
@@ -61,10 +53,6 @@ def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:
 
 
 def load_undo_notes(context: StepContext) -> UndoNotes:
-    """Return the notes by name that `save_undo_notes` wrote to the step's folder.
-
-    Returns {} if there are none, or the file is not readable.
-    """
     try:
         notes = json.loads((context.folder / _NOTES_FILE).read_bytes())
     except (OSError, ValueError):

@@ -36,9 +36,7 @@ from forewarn.agent.reactions.step_context import load_undo_notes, reserve_s, sa
 class StopProcessesOptions:
     """The validated options of the reaction `stop-processes`.
 
-    The processes are given by `pid_file`, or by `exe` and `command` of the user with `uid`. One of `pid_file`, `exe`
-    and `command` must be given: without any, all processes of that user would be ended. This is checked only when the
-    configuration is read.
+    One of `pid_file`, `exe` and `command` is given: without any, all processes of that user would be ended.
     """
 
     pid_file: Path | None = None  # contains the pid; None: use `exe`, `command` and `uid`
@@ -59,12 +57,6 @@ class StopProcessesReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """End the processes and the groups they lead: SIGTERM, the grace period, then SIGKILL.
-
-        Succeeds if all have ended, or if no such process is running. It notes the pids before it acts. Fails if
-        permission is missing, or some still run at the end of the step's time. Raises OSError if the note cannot be
-        written.
-        """
         targets = self._find_targets()
         if not targets:
             return StepOutcome(ok=True, text="no such process is running")
@@ -93,11 +85,6 @@ class StopProcessesReaction:
         )
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Run the `start` command, and succeed if it exits with 0.
-
-        Succeeds at once if `do` found no process, no command is configured, or such a process is running again. A
-        failure if the command exits with another status, cannot be started, or does not end in the step's time.
-        """
         if "stopped" not in load_undo_notes(context) or not self._options.start:
             return StepOutcome(ok=True, text="nothing to undo")
         if running := self._find_targets():
@@ -123,12 +110,6 @@ def _process_list_text(targets: Iterable[ProcessInfo]) -> str:
 
 
 def _read_options(raw: RawOptions) -> StopProcessesOptions:
-    """Validates the options of `stop-processes`, and fills in defaults.
-
-    Raises BadOption, also if `user` does not exist. Either `pid_file` alone, or `exe` or `command` or both must be
-    given. Optional: `user`, whose id becomes `uid` (the agent's own), `grace`, seconds or a text such as "20s" (10),
-    and the command `start` (none). Ignores unknown keys, which the configuration rejects.
-    """
     pid_file, exe, command = read_path(raw, "pid_file"), read_path(raw, "exe"), read_texts(raw, "command")
     if not (pid_file or exe or command):
         raise BadOption("", "the processes are not specified", 'write pid_file = "/run/app.pid", or exe, or command')

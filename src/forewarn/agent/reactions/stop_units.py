@@ -28,21 +28,12 @@ class StopUnitsOptions:
 
 
 class StopUnitsReaction:
-    """The reaction `stop-units`: stops systemd units, and its undo starts those that were running.
-
-    Before it acts it notes which were running.
-    """
+    """The reaction `stop-units`: stops systemd units, and its undo starts those that were running."""
 
     def __init__(self, options: StopUnitsOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Stop the units in order with systemctl, and wait until each is inactive or failed.
-
-        It first notes the state of each unit; an absent unit counts as inactive. It fails at the first unit that cannot
-        be stopped in the step's time, without stopping later ones, and if systemctl does not show a state. Raises
-        OSError if the note cannot be written.
-        """
         try:
             await self._save_unit_states(context)
             for unit in self._options.units:
@@ -72,10 +63,6 @@ class StopUnitsReaction:
         return "" if await wait_until(context, has_ended) else f"{unit} is still {state} at the end of the step's time"
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Start the units that were running before `do`, in reverse order; succeed if none was.
-
-        It ends with a failure at the first unit that systemctl cannot start.
-        """
         states = load_undo_notes(context)
         ran = [unit for unit in reversed(self._options.units) if states.get(unit) in _RUNNING_STATES]
         for unit in ran:
@@ -114,12 +101,6 @@ class _UnitStateUnknown(Exception):
 
 
 def _read_options(raw: RawOptions) -> StopUnitsOptions:
-    """Validates the options of `stop-units`, and fills in defaults.
-
-    Required: `units`, one or a list of names. Optional: `user` (false), for units of the agent's user. Raises
-    BadOption, also for a name that is not a unit's, or that is the agent's own unit. Ignores unknown keys, which the
-    configuration rejects.
-    """
     units = read_texts(raw, "units", _UNITS_EXAMPLE)
     for unit in units:
         if not _UNIT_NAME.fullmatch(unit):

@@ -46,12 +46,6 @@ class WebhookReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Post a CloudEvent of type Forewarn.Agent.EventNoticed, with retries in the step's time.
-
-        Its data are the `event_facts` with a `Message` for people; it is signed if a secret is configured. The receiver
-        may get it more than once, always with the same id. Succeeds if the receiver answers 2xx; fails on any other
-        answer or none, or if a secret cannot be read.
-        """
         try:
             reply = await send_with_retries(self._http_call(context), context)
         except (HttpCallFailed, SecretUnavailable) as error:
@@ -59,11 +53,6 @@ class WebhookReaction:
         return StepOutcome(ok=reply.ok, text=f"the receiver answered {reply.status}")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Post a CloudEvent of type Forewarn.Agent.EventGone, with retries in the step's time.
-
-        Its data are the `event_facts` with a `Message` for people; it is signed if a secret is configured. Succeeds if
-        the receiver answers 2xx; fails on any other answer or none, or if a secret cannot be read.
-        """
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
@@ -79,11 +68,7 @@ class WebhookReaction:
 
 
 def _cloud_event(context: StepContext) -> dict[str, object]:
-    """The CloudEvent (1.0) for this step and phase, as a JSON object.
-
-    Its type is Forewarn.Agent.EventNoticed, in the undo phase Forewarn.Agent.EventGone; its data are the
-    `event_facts` with a `Message` for people. Its id depends only on event, VM, step and phase.
-    """
+    """The CloudEvent (1.0) for this step and phase; its id depends only on event, VM, step and phase."""
     identity = f"{context.key or context.event.id}/{context.vm}/{context.step.name}/{context.phase}"
     return {
         "specversion": "1.0",
@@ -104,11 +89,6 @@ def _signature_headers(secret: str, body: bytes) -> dict[str, str]:
 
 
 def _read_options(raw: RawOptions) -> WebhookOptions:
-    """Validates the options of `webhook`, and fills in defaults. Raises BadOption; reads no file.
-
-    Required: `url`, http or https without a password. Optional: the absolute paths `secret_file` (None: not signed) and
-    `ca_file` (None: the system's CAs). Ignores unknown keys, which the configuration rejects.
-    """
     url = read_required_text(raw, "url", '"https://host/path"')
     check_url("url", url)
     return WebhookOptions(url=url, secret_file=read_path(raw, "secret_file"), ca_file=read_path(raw, "ca_file"))
