@@ -15,7 +15,7 @@ from tests.support.world import LAB_POLICY, a_host, a_vm
 
 def problem(page: Page) -> str:
     """The text of the answer, without tags."""
-    found = re.search(r'<div class="error filter-problem" role="alert">(.*?)</div>', page.html, re.S)
+    found = re.search(r'<div class="message error filter-problem" role="alert">(.*?)</div>', page.html, re.S)
     assert found is not None, page.text
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", found[1]))).strip()
 
@@ -68,7 +68,7 @@ def test_the_form_keeps_what_was_typed_and_the_other_filters_stay(portal: Portal
 
 def test_two_unknown_filters_are_both_answered(portal: PortalUser) -> None:
     page = portal.request("GET", "/portal/timeline?vm=wbe-0&kind=rebot")
-    assert page.html.count('class="error filter-problem"') == 2
+    assert page.html.count('class="message error filter-problem"') == 2
 
 
 def test_no_results_are_shown_beside_an_unknown_filter(portal: PortalUser) -> None:

@@ -115,7 +115,7 @@ def test_the_header_hides_the_nodes_from_users_who_may_not_see_everything(cluste
 def test_a_healthy_cluster_shows_its_nodes_and_no_problem(cluster: Cluster) -> None:
     page = cluster.get()
     assert "Control node c1 is active, term 7, and another one can take over. All host nodes answer." in page.text
-    assert 'class="error' not in page.html
+    assert 'class="message error' not in page.html
     assert [(node["name"], node["role"], node["term"], node["behind"]) for node in cluster.json()["control"]] == [
         ("c1", "active", 7, 0),
         ("c2", "standby", None, 2),

@@ -76,6 +76,21 @@ def test_the_style_sheet_has_a_rule_for_every_state_and_cell(portal: PortalUser)
     assert '.cell.noticed::before { content: "◇' in sent.html
 
 
+def test_no_rule_applies_to_a_state_by_its_value_alone() -> None:
+    """Every state's element has its value as a class, so a rule for boxes or banners of that name would draw over it."""
+    state_classes = {state_class(value) for looks in STATES.values() for value in looks}
+    sheets = (file for file in files("forewarn.portal").joinpath("static").iterdir() if file.name.endswith(".css"))
+    selectors = [
+        selector.strip()
+        for sheet in sheets
+        for rule in re.findall(r"([^{}]+)\{", re.sub(r"/\*.*?\*/", "", sheet.read_text("utf-8"), flags=re.S))
+        for selector in re.sub(r"\([^)]*\)", "", rule).split(",")
+    ]
+    alone = re.compile(r"\.([\w-]+)(::?[\w-]+)*")
+    found = [(text, alone.fullmatch(text)) for text in selectors]
+    assert [text for text, match in found if match is not None and match[1] in state_classes] == []
+
+
 def test_a_browser_loads_the_style_sheet_of_states_once(portal: PortalUser) -> None:
     first = portal.get("/portal/static/states.css")
     again = portal.request("GET", "/portal/static/states.css", headers={"if-none-match": first.headers["etag"]})

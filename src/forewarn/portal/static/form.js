@@ -83,7 +83,7 @@ async function submit(event) {
   }
 }
 
-function showStatus(form, text, className = "error") {
+function showStatus(form, text, className = "message error") {
   const line = form.querySelector("[data-status]") ?? document.createElement("p");
   line.dataset.status = "";
   line.className = className;
