@@ -138,3 +138,12 @@ def test_longer_notice_is_drawn_higher() -> None:
     assert mark.promised_y is not None
     assert mark.given_y is not None
     assert mark.promised_y < mark.given_y
+
+
+@pytest.mark.parametrize("promised", [5, 30, 900, 901, 7 * 86_400, 30 * 86_400])
+def test_the_scale_of_notice_begins_at_0(promised: float) -> None:
+    chart = notice_chart(history_of((NOON, promised, promised / 2, "approved"), (NOON, 60, 0, "due")), NOON, "1h", None)
+    lines = chart.notice_lines()
+    assert (lines[0].text, lines[0].y) == ("0", PLOT_HEIGHT)
+    assert 2 <= len(lines) <= 6
+    assert [line.y for line in lines] == sorted((line.y for line in lines), reverse=True)

@@ -66,7 +66,7 @@ _LEFT_PERCENT, _RIGHT_PERCENT = 11.0, 1.0  # beside the columns; the texts of th
 _GAP = 0.2  # between two bars, as a share of a column
 _SCALE_STEPS_S = (1, 10, 60, 300, 900, 3_600, 21_600, 86_400, 604_800)
 _SCALE_TOLERANCE = 1.05  # a notice of 901 s does not need a line at an hour
-_MAX_LINES = 5
+_LINE_GAP = 18  # pixels, at least, between two lines
 
 
 class NoticeChart(BaseView, frozen=True, kw_only=True):
@@ -158,14 +158,13 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
         return PLOT_HEIGHT
 
     def notice_lines(self) -> tuple[ScaleLine, ...]:
-        """Return the lines of the chart of notice, whose scale is logarithmic: the shortest notice first.
-
-        There are at most five.
-        """
-        low, high = self._bounds()
-        inside = [step for step in _SCALE_STEPS_S if low <= step <= high]
-        thinned = inside[:: max(1, math.ceil(len(inside) / _MAX_LINES))]
-        return tuple(ScaleLine(y=self._notice_y(step), text=duration_text(step)) for step in thinned)
+        """Return the lines of the chart of notice from 0 upwards, far enough apart for their texts."""
+        lines: list[ScaleLine] = []
+        for step in reversed([step for step in _SCALE_STEPS_S if step <= self._longest_notice()]):
+            y = self._notice_y(step)
+            if (not lines or lines[-1].y + _LINE_GAP <= y) and y <= PLOT_HEIGHT - _LINE_GAP:
+                lines.append(ScaleLine(y=y, text=duration_text(step)))
+        return (ScaleLine(y=self._notice_y(0), text="0"), *reversed(lines))
 
     def count_lines(self) -> tuple[ScaleLine, ...]:
         """Return the lines of the chart of starts, in this order: at 0, at about half and at the highest bar.
@@ -201,16 +200,15 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
             title=_column_title(column),
         )
 
-    def _bounds(self) -> tuple[float, float]:
+    def _longest_notice(self) -> float:
+        """Where the scale ends, in seconds: a step if one fits."""
         values = [value for c in self.columns for value in (c.promised_s, c.given_s) if value is not None]
-        low, high = max(1.0, min(values, default=60)), max(1.0, max(values, default=900))
-        below = max((step for step in _SCALE_STEPS_S if step < low), default=1)
-        above = min((step for step in _SCALE_STEPS_S if step * _SCALE_TOLERANCE >= high), default=high)
-        return float(below), max(float(above), high)
+        high = max(values, default=900)
+        return max(high, min((step for step in _SCALE_STEPS_S if step * _SCALE_TOLERANCE >= high), default=high))
 
     def _notice_y(self, seconds: float) -> float:
-        low, high = self._bounds()
-        share = math.log(max(low, seconds) / low) / math.log(high / low) if high > low else 1.0
+        # Logarithmic, so that minutes stay visible beside days; about linear below a minute, so that it reaches 0.
+        share = math.log1p(seconds / 60) / math.log1p(self._longest_notice() / 60)
         return _TOP + (PLOT_HEIGHT - _TOP) * (1 - share)
 
     def _count_y(self, count: int) -> float:
