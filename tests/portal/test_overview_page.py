@@ -62,30 +62,12 @@ def test_a_prepared_event_needs_nobody(fleet: Fleet) -> None:
     )
 
 
-def test_a_calm_overview_says_how_many_events_were_checked(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forewarn.portal.attention._MAX_EVENTS_CHECKED", 1)
-    fleet.polls("db")
-    fleet.deliver("db", fleet.request_restart("db"))
-    assert "Every scheduled event was delivered" in fleet.user.get("/portal/").text
-    fleet.world.advance(10)
-    fleet.request_restart("spot")
-    page = fleet.user.get("/portal/")
-    assert (
-        "5 of 7 VMs are running. Of 2 scheduled events, the next 1 was checked: "
-        "it was delivered to a VM of its scope, or will be at its next poll."
-    ) in page.text
-    assert "Every scheduled event" not in page.text
-
-
-def test_a_count_of_missing_approvals_is_not_exact_if_not_all_events_were_checked(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("forewarn.portal.attention._MAX_EVENTS_CHECKED", 1)
-    for name in ("db", "spot"):
-        fleet.polls(name)
-        fleet.deliver(name, fleet.request_restart(name))
-    fleet.world.advance(600)
-    assert attention(fleet.user)["approval"]["text"].startswith("At least 1 event starts soon without an approval: ")
+def test_the_overview_counts_as_many_unprepared_vms_as_the_clients_page(api_of: Callable[..., Api]) -> None:
+    names = [f"vm-{number}" for number in range(201)]
+    fleet = Fleet(api_of(vms=[a_vm(name, host="h1") for name in names]))
+    for name in names:
+        fleet.request_restart(name)
+    assert attention(fleet.user)["unprepared"]["count"] == fleet.json()["unprepared"] == 201
 
 
 def test_a_vm_with_an_event_and_no_polling_handler_needs_attention(fleet: Fleet) -> None:
@@ -264,7 +246,6 @@ def test_earlier_hidden_events_do_not_hide_the_events_of_a_reader(
     portal: PortalUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forewarn.portal.overview_page._MAX_EVENTS_SEARCHED", 2)
-    monkeypatch.setattr("forewarn.portal.attention._MAX_EVENTS_CHECKED", 2)
     for name in ("spot", "pool_0", "pool_1"):
         portal.world.ask(RequestedOperation.RESTART, name)
     portal.world.advance(10)

@@ -77,7 +77,7 @@ def test_the_style_sheet_has_a_rule_for_every_state_and_cell(portal: PortalUser)
 
 
 def test_no_rule_applies_to_a_state_by_its_value_alone() -> None:
-    """Every state's element has its value as a class, so a rule for boxes or banners of that name would draw over it."""
+    """A state's element has its value as a class, so a rule for a banner of that name would draw a box over it."""
     state_classes = {state_class(value) for looks in STATES.values() for value in looks}
     sheets = (file for file in files("forewarn.portal").joinpath("static").iterdir() if file.name.endswith(".css"))
     selectors = [

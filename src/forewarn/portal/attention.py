@@ -1,12 +1,12 @@
 """What needs a person now: unprepared VMs, missing approvals, failures, rollouts, hosts and the store.
 
-Work per view is bounded: the soonest events are checked one by one, and everything else is counted in memory.
+Every scheduled event that the user may see is checked, so that the counts are those of the clients page; everything
+else is counted in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from urllib.parse import urlencode
 
 from forewarn.core.access import Right
@@ -28,7 +28,6 @@ from forewarn.web.views import BaseView
 from forewarn.wording import first_names
 
 APPROVAL_LEAD_S = 300.0  # lab time before its NotBefore in which an event without an approval needs attention
-_MAX_EVENTS_CHECKED = 200  # the soonest ones
 _MAX_ROLLOUTS = 5  # stopped ones, the last
 _FORM_BY_VERB = {Verb.REBOOT: "restart", Verb.REDEPLOY: "redeploy", Verb.MIGRATE: "redeploy"}
 
@@ -46,11 +45,7 @@ class AttentionLink(BaseView, frozen=True, kw_only=True):
 
 
 class AttentionItem(BaseView, frozen=True, kw_only=True):
-    """One thing that needs a person, with a sentence and what can be done. Field names are JSON keys.
-
-    If more than 200 events are scheduled, `count` may be too low for the kinds unprepared and approval: only 200 were
-    checked.
-    """
+    """One thing that needs a person, with a sentence and what can be done. Field names are JSON keys."""
 
     what: str  # store, unprepared, failed, stopped, host-failed, approval, stalled, paused or host-degraded
     is_urgent: bool  # True for store, unprepared, failed, stopped and host-failed, False for the others
@@ -58,13 +53,6 @@ class AttentionItem(BaseView, frozen=True, kw_only=True):
     text: str  # a sentence for people
     until: float | None = None  # lab time by which to act: NotBefore, for unprepared and approval; None: others
     links: tuple[AttentionLink, ...] = ()  # actions first
-
-
-class AttentionReport(BaseView, frozen=True, kw_only=True):
-    """What needs a person, urgent items first, and how many scheduled events were checked for it."""
-
-    items: tuple[AttentionItem, ...]  # urgent ones first
-    events_checked: int  # scheduled events that were checked: all that the user may see, at most the 200 soonest
 
 
 def runs_platform(context: PortalContext) -> bool:
@@ -84,20 +72,19 @@ def _page_link(title: str, path: str, **query: str) -> AttentionLink:
     return AttentionLink(title=title, href=f"{PORTAL_PREFIX}{path}{'?' if query else ''}{urlencode(query)}")
 
 
-async def find_attention(context: PortalContext) -> AttentionReport:
+async def find_attention(context: PortalContext) -> tuple[AttentionItem, ...]:
     """Return what needs a person, as far as the user may see it; urgent items first.
 
     Items are about a store in trouble, unprepared VMs (no VM of their scope knows of their scheduled event, or will
     soon), failed acts, failed and degraded hosts, listed events whose notice ends within five minutes without an
     approval, and stopped, stalled or paused rollouts. There is one item per kind, but one for each rollout; only the
     last five stopped ones are shown. An event that an unprepared VM waits for does not count as one without an
-    approval. A failed act counts until one succeeds on its VM. Unprepared VMs and missing approvals are searched in the
-    200 soonest scheduled events only, failed acts and stopped rollouts in the last 24 hours of lab time. Only users who
-    may see everything are shown rollouts. The indexes of the context, `overview` and `events`, must be built.
+    approval. A failed act counts until one succeeds on its VM. Failed acts and stopped rollouts are searched in the
+    last 24 hours of lab time. Only users who may see everything are shown rollouts. The indexes of the context,
+    `overview` and `events`, must be built.
     """
-    soonest = list(islice(context.events.scheduled(context.visible_scopes()), _MAX_EVENTS_CHECKED + 1))
-    checked, is_cut = soonest[:_MAX_EVENTS_CHECKED], len(soonest) > _MAX_EVENTS_CHECKED
-    expected = await expected_events(context.store, context.dependencies.pace_of, checked)
+    scheduled = list(context.events.scheduled(context.visible_scopes()))
+    expected = await expected_events(context.store, context.dependencies.pace_of, scheduled)
     unprepared = {
         key: one
         for key, one in expected.items()
@@ -105,15 +92,14 @@ async def find_attention(context: PortalContext) -> AttentionReport:
     }
     items = [
         *_store_items(context),
-        *_unprepared_items(context, unprepared, is_cut=is_cut),
+        *_unprepared_items(context, unprepared),
         *_failure_items(context),
         *_host_items(context, HostHealth.FAILED),
-        *_approval_items(context, checked, {one.event.id for one in unprepared.values()}, is_cut=is_cut),
+        *_approval_items(context, scheduled, {one.event.id for one in unprepared.values()}),
         *_rollout_items(context),
         *_host_items(context, HostHealth.DEGRADED),
     ]
-    by_urgency = tuple(sorted(items, key=lambda item: not item.is_urgent))
-    return AttentionReport(items=by_urgency, events_checked=len(checked))
+    return tuple(sorted(items, key=lambda item: not item.is_urgent))
 
 
 def next_attention_change(context: PortalContext) -> float | None:
@@ -131,9 +117,7 @@ def _store_items(context: PortalContext) -> Iterator[AttentionItem]:
         yield AttentionItem(what="store", is_urgent=True, count=1, text=context.store_health.text)
 
 
-def _unprepared_items(
-    context: PortalContext, unprepared: Mapping[str, ExpectedEvent], *, is_cut: bool
-) -> Iterator[AttentionItem]:
+def _unprepared_items(context: PortalContext, unprepared: Mapping[str, ExpectedEvent]) -> Iterator[AttentionItem]:
     if not unprepared:
         return
     names = [vm.name for vm in map(context.store.vm, list(unprepared)[:4]) if vm is not None]
@@ -149,19 +133,16 @@ def _unprepared_items(
         what="unprepared",
         is_urgent=True,
         count=count,
-        text=f"{'At least ' if is_cut else ''}{count} {have} scheduled, and no handler is polling: "
-        f"{first_names(names, total=count)}.",
+        text=f"{count} {have} scheduled, and no handler is polling: {first_names(names, total=count)}.",
         until=min(one.event.not_before for one in unprepared.values()),
         links=tuple(links),
     )
 
 
-def _approval_items(
-    context: PortalContext, events: Sequence[Event], unprepared: set[str], *, is_cut: bool
-) -> Iterator[AttentionItem]:
+def _approval_items(context: PortalContext, events: Sequence[Event], unprepared: set[str]) -> Iterator[AttentionItem]:
     """Yield what needs attention among events that start soon, which VMs know of but have not approved.
 
-    Events without impact never start, so they are left out. `is_cut` says that there are later events than these.
+    Events without impact never start, so they are left out.
     """
     latest = context.now() + APPROVAL_LEAD_S
     missing = [
@@ -180,12 +161,11 @@ def _approval_items(
         links.insert(0, _form_link("Approve", "approve", event=first.id))
     titles = [f"{event_kind_text(event)} of {join_names(event.vms)}" for event in missing[:4]]
     starts = "1 event starts" if len(missing) == 1 else f"{len(missing)} events start"
-    at_least = "At least " if is_cut and events[-1].not_before <= latest else ""
     yield AttentionItem(
         what="approval",
         is_urgent=False,
         count=len(missing),
-        text=f"{at_least}{starts} soon without an approval: {first_names(titles, total=len(missing))}.",
+        text=f"{starts} soon without an approval: {first_names(titles, total=len(missing))}.",
         until=first.not_before,
         links=tuple(links),
     )

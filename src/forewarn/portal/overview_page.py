@@ -1,7 +1,7 @@
 """The overview, the first page: what needs a person, what happens next and now, and the whole fleet.
 
 It shows the first few of each; links lead to the pages with everything. Indexes in memory have the counts; the store
-is read for what is shown, so its reads do not grow with the fleet or the history.
+is read for what is shown and for deliveries of scheduled events, so its reads do not grow with the history.
 """
 
 from __future__ import annotations
@@ -120,7 +120,6 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
     counts: dict[str, int]  # of the VMs that the user may see, by VmState without gone, 0 included
     total: int  # VMs that the user may see
     attention: tuple[AttentionItem, ...]  # urgent ones first
-    events_checked: int  # the soonest scheduled ones, for what needs attention
     attention_changes_at: float | None  # lab time at which the next event may begin to need an approval; None: none
     scheduled: int  # events that the user may see
     upcoming: tuple[UpcomingEvent, ...]  # the soonest of them, at most six, and at most three of one request
@@ -152,8 +151,8 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
     def calm_text(self) -> str:
         """The text of the page if `attention` is empty: how many VMs run, and that events are delivered.
 
-        Does not check that `attention` is empty. The text says so if the user may see no VM, if no event is scheduled,
-        or if only the next scheduled events were checked.
+        Does not check that `attention` is empty. The text says so if the user may see no VM, or if no event is
+        scheduled.
         """
         if not self.total:
             return "There are no VMs that you can see."
@@ -162,11 +161,7 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
         fleet = f"{vms} running." if not others else f"{self.counts['running']} of {self.total} VMs are running."
         if not self.scheduled:
             return f"{fleet} No event is scheduled."
-        delivered = "was delivered to a VM of its scope, or will be at its next poll."
-        if self.events_checked >= self.scheduled:
-            return f"{fleet} Every scheduled event {delivered}"
-        checked = "1 was checked: it" if self.events_checked == 1 else f"{self.events_checked} were checked: each"
-        return f"{fleet} Of {self.scheduled} scheduled events, the next {checked} {delivered}"
+        return f"{fleet} Every scheduled event was delivered to a VM of its scope, or will be at its next poll."
 
 
 async def show_overview_page(context: PortalContext, call: HandlerCall, query: OverviewQuery) -> OverviewPage:
@@ -190,8 +185,7 @@ async def show_overview_page(context: PortalContext, call: HandlerCall, query: O
         speed=speed,
         counts={str(state): count for state, count in counts.items()},
         total=sum(counts.values()),
-        attention=attention.items,
-        events_checked=attention.events_checked,
+        attention=attention,
         attention_changes_at=next_attention_change(context),
         scheduled=events.count_scheduled(scopes),
         upcoming=tuple(
