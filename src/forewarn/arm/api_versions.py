@@ -38,9 +38,7 @@ _MEMBER_SINCE = {
 def require_known_version(version: str, path: str) -> None:
     """Raise ArmError 400 unless Azure published this api-version for the provider of a request's path.
 
-    The provider is the last one in the path; a path without Compute or Maintenance has the versions of
-    Microsoft.Resources. The letter case of the version is ignored; an empty version is also an error. Call it only if
-    the service has `strict_api_versions` on; otherwise every version is accepted.
+    Call it only if the service has `strict_api_versions` on; otherwise every version is accepted.
     """
     provider = path.casefold().rpartition("/providers/")[2].partition("/")[0]
     known = _VERSIONS_BY_PROVIDER.get(provider, _RESOURCES_VERSIONS)
@@ -58,12 +56,7 @@ def require_known_version(version: str, path: str) -> None:
 
 
 def require_member_supported(version: str, path: MemberPath, sent: Any) -> None:
-    """Raise ArmError 400, as Azure does, for a member of a body that is newer than the call's api-version.
-
-    `path` ends with `scheduledEventsProfile` (since 2019-03-01) or `scheduledEventsPolicy` (since 2024-03-01); `sent`
-    is its value in the body, or MISSING if the body does not have it. A missing or empty value is always accepted. An
-    empty `version` is older than every other.
-    """
+    """Raise ArmError 400, as Azure does, for a member of a body that is newer than the call's api-version."""
     since, owner = _MEMBER_SINCE[path[-1]]
     if sent is MISSING or is_empty_value(sent) or version >= since:
         return

@@ -73,10 +73,7 @@ class ApplyUpdatePropertiesBody(msgspec.Struct, frozen=True, kw_only=True, forbi
 
 
 class ApplyUpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """The body of a call that applies updates of a VM or set, or that cancels a run of a configuration.
-
-    It may be empty. Unknown members are rejected.
-    """
+    """The body of a call that applies updates of a VM or set, or that cancels a run of a configuration."""
 
     id: Any = None  # this and the next three are accepted, without effect
     name: Any = None
@@ -119,11 +116,6 @@ def _update_json(event: Event, vm: Vm) -> JsonObject:
 
 
 def _apply_handler(find: VmsFinder) -> ArmHandler:
-    """Starts the pending updates of the path's resource now, by an approval of their events.
-
-    Answers 201 with the apply update, or 200 with the status `NoUpdatesPending` if there are none.
-    """
-
     async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
         if parse_arm_body(call, ApplyUpdateBody).is_cancel:
             raise Refused("only runs of a maintenance configuration can be canceled: withdraw the event instead")
@@ -201,13 +193,7 @@ def _show_handler(find: VmsFinder) -> ArmHandler:
 
 
 async def list_apply_updates(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """List the apply updates of resources in the path's subscription or group that the caller may read.
-
-    An apply update is a request that started pending updates of a VM or set at once; each is shown with its present
-    status. They are sorted by resource and id, in natural order, in pages of 100: `{"value": [...]}`, with a `nextLink`
-    if there is another page. Only the newest 10,000 requests of the service are searched. Raises Rejected for an
-    invalid `$skiptoken`.
-    """
+    """List the apply updates of resources in the path's subscription or group that the caller may read."""
     prefix = f"{call.resource}/".casefold()
     found = _requests_for(
         context, lambda other: other.casefold().startswith(prefix) and context.principal.may(Right.READ, other)
@@ -220,10 +206,7 @@ async def list_apply_updates(context: RequestContext, call: ArmCall) -> ArmRespo
 async def cancel_run(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Cancel a run of a maintenance configuration: one opening of its window, named by its start.
 
-    The name is the start in UTC, such as 20261205010000. A run that has begun can also be canceled. Events that have
-    not started wait for the next window. The response is 200 with the run, whose status is then Cancelled. The change
-    is stored before the answer, with a history entry; canceling again changes nothing. Raises NotFound for an unknown
-    configuration or run, Rejected without `status` `Cancel`, and Refused if the run is over.
+    A run that has begun can also be canceled. Events that have not started wait for the next window.
     """
     if not parse_arm_body(call, ApplyUpdateBody).is_cancel:
         raise Rejected("a run of a maintenance configuration can only be canceled: send properties.status Cancel")
@@ -236,11 +219,7 @@ async def cancel_run(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_run(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show a run of a maintenance configuration: Pending, InProgress, Completed or Cancelled.
-
-    A run is one opening of its window, named by its start in UTC, such as 20261205010000. The response is 200. Raises
-    NotFound if the configuration does not exist or has no such opening.
-    """
+    """Show a run of a maintenance configuration: Pending, InProgress, Completed or Cancelled."""
     return ArmResponse(body=_run_json(context, call))
 
 
@@ -285,10 +264,7 @@ _OPERATIONS = (
 
 
 async def list_provider_operations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """List the operations of Microsoft.Maintenance that this service has, by their names on Azure.
-
-    The body is `{"value": [...]}`, the same for every caller; each operation has name, display and isDataAction.
-    """
+    """List the operations of Microsoft.Maintenance that this service has, by their names on Azure."""
     names = [(resource, verb) for resource, verbs in _OPERATIONS for verb in verbs]
     return ArmResponse(body={"value": [_operation_json(resource, verb) for resource, verb in names]})
 

@@ -109,10 +109,7 @@ def _list_handler(find: ScopeFinder) -> ArmHandler:
 
 
 def _event_resource(context: RequestContext, event: Event) -> JsonObject:
-    """A live event as a resource below its scope's resource: id, name, type, location and properties.
-
-    The scope must have a present VM.
-    """
+    """A live event as a resource below its scope's resource: id, name, type, location and properties."""
     scope = context.store.scope(event.scope_id)
     assert scope is not None, f"event {event.id} has no scope"
     vm = scope.vms[0]

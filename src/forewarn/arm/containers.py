@@ -29,9 +29,8 @@ def paged_response(
 ) -> ArmResponse:
     """Return one page of a list as `{"value": [...]}`, with a `nextLink` to the next page if there is one.
 
-    `names` are the keys or ids of all items, sorted in natural order; `render` makes the JSON of an item from its name,
-    and is called only for the items of the page. The page begins after the item in the call's `$skiptoken`, or with the
-    first item, and has at most `page_size` items. Raises Rejected for an invalid token.
+    `names` are the keys or ids of all items, sorted in natural order; `render` is called only for the items of the
+    page.
     """
     start = bisect_right(names, _page_start_key(call), key=natural_sort_key)
     page = names[start : start + page_size]
@@ -57,8 +56,7 @@ def _next_link(call: ArmCall, last: str) -> str:
 def require_container(context: RequestContext, call: ArmCall) -> None:
     """Raise ArmError 404 if the called subscription or group has no VM and the caller may read it.
 
-    For callers who may not read it, it does nothing: they get an empty list, so that they do not learn whether it
-    exists.
+    Others get an empty list, so that they do not learn whether it exists.
     """
     if context.directory.unfiltered.has_vms_in(call.resource) or not context.principal.may(Right.READ, call.resource):
         return
@@ -71,11 +69,7 @@ def require_container(context: RequestContext, call: ArmCall) -> None:
 
 
 def stored_vm(context: RequestContext, key: str) -> Vm:
-    """Return the stored VM with this key, which came from the directory (the index of VMs).
-
-    Raises AssertionError if it is not stored. Does not check whether the VM was removed or whether the caller may read
-    it.
-    """
+    """Return the stored VM with this key of the directory. Checks no rights."""
     vm = context.store.vm(key)
     assert vm is not None
     return vm
@@ -89,40 +83,25 @@ async def list_tenants(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def list_subscriptions(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """List the subscriptions that contain anything the caller may read, all in one page.
-
-    The body is `{"value": [...]}`, in natural order; the list may be empty.
-    """
+    """List the subscriptions that contain anything the caller may read, all in one page."""
     subscriptions = _visible_subscriptions(context)
     return ArmResponse(body={"value": [_subscription_json(context, name) for name in subscriptions]})
 
 
 async def show_subscription(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the subscription of the path: 200 with its id, name, state and tenant.
-
-    Raises ArmError 404 if it has no VM, or the caller may read nothing in it.
-    """
+    """Show the subscription of the path: 200 with its id, name, state and tenant."""
     return ArmResponse(body=_subscription_json(context, _visible_subscription(context, call)))
 
 
 async def list_locations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """List the locations of all hosts as `{"value": [...]}`, sorted by name, all in one page.
-
-    Each subscription has the same locations; their ids contain the subscription of the path. Raises ArmError 404 if the
-    caller may read nothing in that subscription.
-    """
+    """List the locations of all hosts as `{"value": [...]}`, sorted by name, all in one page."""
     resource = f"/subscriptions/{_visible_subscription(context, call)}"
     names = sorted({host.location for host in context.store.hosts()})
     return ArmResponse(body={"value": [_location_json(resource, name) for name in names]})
 
 
 async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """List the resource groups of the path's subscription that contain anything the caller may read.
-
-    They are in natural order, in pages of 100: `{"value": [...]}`, with a `nextLink` if there is another page. The list
-    may be empty. Raises ArmError 404 if the subscription has no VM and the caller may read it, and Rejected for an
-    invalid `$skiptoken`.
-    """
+    """List the resource groups of the path's subscription that contain anything the caller may read."""
     prefix = f"{call.resource}/".casefold()
     groups = [group for group in context.directory.groups() if group.casefold().startswith(prefix)]
     if not groups:
@@ -131,11 +110,7 @@ async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_group(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the resource group of the path, as the fleet file spells it, with its first VM's location.
-
-    Tags are always empty. Raises ArmError 404 if the group has no VM. The route has checked that the caller may read
-    it.
-    """
+    """Show the resource group of the path, as the fleet file spells it, with its first VM's location."""
     require_container(context, call)
     by_key = {group.casefold(): group for group in context.directory.groups()}
     return ArmResponse(body=_group_json(context, by_key[call.resource.casefold()]))
@@ -156,10 +131,7 @@ def _visible_subscription(context: RequestContext, call: ArmCall) -> str:
 
 
 def subscription_not_found(call: ArmCall) -> ArmError:
-    """Return, without raising it, the error for a subscription that has no VM: 404 with Azure's code.
-
-    The subscription is the one of the call's path.
-    """
+    """Return, without raising it, the error for a subscription that has no VM: 404 with Azure's code."""
     name = call.path_params["subscription"]
     return ArmError(404, "SubscriptionNotFound", f"subscription {name!r} does not exist: `az account list` lists them")
 

@@ -19,57 +19,35 @@ _TENANT_SUFFIX = re.compile(r"/[^/]+/v2\.0/?$")  # clients add it to the login e
 
 
 def require_sign_in(dependencies: Dependencies) -> TokenService:
-    """Return the token service, which issues tokens to clients of this service.
-
-    Raises Refused if there is none, because the service has no address that clients could call (setting `console`).
-    """
+    """Return the token service, which issues tokens to clients of this service."""
     if dependencies.sign_in is None:
         raise Refused("this service has no sign-in: give it an address with the setting 'console'")
     return dependencies.sign_in
 
 
 async def show_endpoints(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """Show the metadata of this cloud: its addresses, all as the client called us, and how to sign in.
-
-    The body has the keys of Azure's formats of 2015 and 2022 in one object, such as `resourceManager` and
-    `authentication` (loginEndpoint, audiences, tenant and identityProvider). Clients sign in at the external issuer, if
-    there is one, else here. Needs no authentication. Raises Refused if this service has no sign-in.
-    """
+    """Show the metadata of this cloud: its addresses, all as the client called us, and how to sign in."""
     return ArmResponse(body=_cloud_metadata(require_sign_in(dependencies), call.base_url))
 
 
 async def list_endpoints(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """Show this cloud's addresses and how to sign in, as an array with one object.
-
-    The object is the body of `show_endpoints`; clients that are given `ARM_CLOUD_METADATA_URL` require the array. Needs
-    no authentication. Raises Refused if this service has no sign-in.
-    """
+    """Show this cloud's addresses and how to sign in, as the array that ARM_CLOUD_METADATA_URL requires."""
     return ArmResponse(body=[_cloud_metadata(require_sign_in(dependencies), call.base_url)])
 
 
 async def show_adfs_configuration(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """Show the OpenID configuration of our own token issuer, with the token endpoint `/adfs/oauth2/token`.
-
-    The tenant of the path, if it has one, is ignored. Needs no authentication. Raises Refused if this service has no
-    sign-in.
-    """
+    """Show the OpenID configuration of our own token issuer, with the token endpoint `/adfs/oauth2/token`."""
     return ArmResponse(body=_openid_configuration(require_sign_in(dependencies), call.base_url, "adfs/oauth2/token"))
 
 
 async def show_tenant_configuration(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """Show the OpenID configuration of our own token issuer, with the token endpoint of the path's tenant.
-
-    Every tenant name means our one tenant. Needs no authentication. Raises Refused if this service has no sign-in.
-    """
+    """Show the OpenID configuration of our own token issuer, with the token endpoint of the path's tenant."""
     path = f"{call.path_params['tenant']}/oauth2/v2.0/token"
     return ArmResponse(body=_openid_configuration(require_sign_in(dependencies), call.base_url, path))
 
 
 async def show_signing_keys(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """Show the public keys that verify this service's tokens, as a JSON Web Key Set.
-
-    Needs no authentication. Raises Refused if this service has no sign-in.
-    """
+    """Show the public keys that verify this service's tokens, as a JSON Web Key Set."""
     return ArmResponse(body=require_sign_in(dependencies).issuer.jwks())
 
 

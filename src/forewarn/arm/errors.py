@@ -34,8 +34,7 @@ _HEADERS_BY_STATUS: dict[int, Mapping[str, str]] = {**RETRY_AFTER_BY_STATUS, 401
 class ArmError(Rejected):
     """An error of a call to the ARM facade, to be answered with this HTTP status, code and message.
 
-    `code` is Azure's error code, such as `ResourceGroupNotFound`. `target` is the path of the invalid member of the
-    body, "" if the error is not about one. `arm_error_response` renders it.
+    `code` is Azure's, such as `ResourceGroupNotFound`; `target` is the path of the invalid member of the body, or "".
     """
 
     def __init__(self, status: int, code: str, message: str, target: str = "") -> None:
@@ -44,12 +43,7 @@ class ArmError(Rejected):
 
 
 def arm_error_response(error: Exception) -> ArmResponse:
-    """Return the ARM response to an error, with an ArmError's own status and code, or its class's.
-
-    NotFound is a 404, Refused and Conflict a 409, any other Rejected a 400, 401, 403 or 413, Unavailable a 503 or 429;
-    an unexpected error is logged and becomes a 500. A 429 or 503 has Retry-After, a 401 WWW-Authenticate. The message
-    is worded for clients of Azure's API.
-    """
+    """Return the ARM response to an error, with an ArmError's own status and code, or its class's."""
     if isinstance(error, ArmError):
         return make_arm_error(error.status, error.code, str(error), error.target)
     for error_type, status, code in _CODE_BY_ERROR:
@@ -62,11 +56,6 @@ def arm_error_response(error: Exception) -> ArmResponse:
 
 
 def make_arm_error(status: int, code: str, message: str, target: str = "") -> ArmResponse:
-    """Return an ARM error response, whose body is `{"error": {"code", "message", "target"}}`.
-
-    `status` is the HTTP status, `code` ARM's error code, such as `ResourceNotFound`, `message` a sentence. `target` is
-    the invalid member of the request's body; an empty one is left out. A 429 or 503 has Retry-After, a 401
-    WWW-Authenticate.
-    """
+    """Return an ARM error response, whose body is `{"error": {"code", "message", "target"}}`."""
     error = {"code": code, "message": message} | ({"target": target} if target else {})
     return ArmResponse(status=status, body={"error": error}, headers=_HEADERS_BY_STATUS.get(status, {}))

@@ -47,10 +47,7 @@ class _ReadOnlyMembers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class MaintenanceWindowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """The member `maintenanceWindow` of a maintenance configuration: when it opens, and for how long.
-
-    Unknown members are rejected; `read_configuration` checks the texts.
-    """
+    """The member `maintenanceWindow` of a maintenance configuration: when it opens, and for how long."""
 
     start_date_time: str | None = None  # local time, such as `2026-12-05 02:00`; None is rejected later
     expiration_date_time: str | None = None  # local time; None or `9999-12-31 23:59:59`: never
@@ -62,7 +59,7 @@ class MaintenanceWindowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 class ConfigurationPropertiesBody(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """The member `properties` of a maintenance configuration. Unknown members are rejected.
+    """The member `properties` of a maintenance configuration.
 
     Only configurations of the scope Host have an effect; those of the other scopes are stored and shown.
     """
@@ -91,11 +88,7 @@ class TagSettingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class FilterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """The member `filter` of an assignment to a resource group or subscription: which VMs it is for.
-
-    A VM must match every member that is given. `read_assignment` rejects a member with more than 100 values; unknown
-    members are also rejected.
-    """
+    """The member `filter` of an assignment: a VM must match every member that is given."""
 
     resource_types: tuple[str, ...] | None = None  # of VMs or scale sets; None or (): any, as in the other members
     resource_groups: tuple[str, ...] | None = None  # their names
@@ -122,9 +115,7 @@ class AssignmentBody(_ReadOnlyMembers, frozen=True, kw_only=True):
 def read_configuration(resource: str, body: ConfigurationBody) -> MaintenanceConfiguration:
     """Return the maintenance configuration with this resource id that a body describes; stores nothing.
 
-    Who created and changed it, and when, is left for the caller to set. Raises Rejected with a sentence for a bad name,
-    a missing location, scope or window, a window beyond Azure's limits (Host: 2 to 24 hours, at least every 35 days),
-    tags that are not possible, or a visibility other than Custom. A start in the past is accepted.
+    Who created and changed it, and when, is left for the caller to set.
     """
     require_resource_name(resource)
     properties = body.properties or ConfigurationPropertiesBody()
@@ -152,10 +143,7 @@ def read_configuration(resource: str, body: ConfigurationBody) -> MaintenanceCon
 
 
 def require_resource_name(resource: str) -> None:
-    """Raise Rejected unless the last part of this resource id can be the name of a new resource.
-
-    A name has 1 to 128 characters: ASCII letters, digits, or any of `-_.()`.
-    """
+    """Raise Rejected unless the last part of this resource id can be the name of a new resource."""
     name = resource.rpartition("/")[2]
     if _NAME.fullmatch(name) is None:
         raise Rejected(f"the name {name[:60]!r} is not possible: give 1 to 128 letters, digits, or any of -_.()")
@@ -190,11 +178,7 @@ def _read_window(body: MaintenanceWindowBody | None) -> AzureWindow:
 
 
 def configuration_json(configuration: MaintenanceConfiguration) -> JsonObject:
-    """Return the Azure resource of a maintenance configuration, as a GET shows it.
-
-    Its keys are id, name, type, location, tags, properties and systemData. Without an expiration it shows 9999-12-31
-    23:59:59; `recurEvery` and `installPatches` are left out if they are empty. Canceled openings are not shown.
-    """
+    """Return the Azure resource of a maintenance configuration, as a GET shows it."""
     window = configuration.azure_window
     properties: JsonObject = {
         "namespace": configuration.namespace,
@@ -225,10 +209,7 @@ def configuration_json(configuration: MaintenanceConfiguration) -> JsonObject:
 def read_assignment(resource: str, target: str, body: AssignmentBody, *, is_filtered: bool) -> ConfigurationAssignment:
     """Return the assignment of a configuration to a target that a body describes; stores nothing.
 
-    `resource` is the id of the assignment, `target` the id of the resource that it is assigned to. `is_filtered` says
-    whether the target is a resource group or subscription, which may have a filter. Who created and changed it is left
-    for the caller to set. Raises Rejected with a sentence for a bad name, a missing or bad configuration id, a
-    `resourceId` of another resource, or a bad filter. Does not check whether the configuration exists.
+    Does not check whether the configuration exists.
     """
     require_resource_name(resource)
     properties = body.properties or AssignmentPropertiesBody()
@@ -281,11 +262,7 @@ def _read_filter(body: FilterBody) -> AssignmentFilter:
 
 
 def assignment_json(assignment: ConfigurationAssignment) -> JsonObject:
-    """Return the Azure resource of an assignment of a maintenance configuration, as a GET shows it.
-
-    Its keys are id, name, type, location, properties and systemData; `properties.filter` is left out if there is no
-    filter.
-    """
+    """Return the Azure resource of an assignment of a maintenance configuration, as a GET shows it."""
     properties: JsonObject = {
         "maintenanceConfigurationId": assignment.configuration_id,
         "resourceId": assignment.target,

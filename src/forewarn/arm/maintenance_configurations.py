@@ -58,24 +58,13 @@ TargetCheck = Callable[[RequestContext, ArmCall], object]  # raises NotFound if 
 
 
 async def put_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Create the maintenance configuration of the path (201), or replace it (200).
-
-    The answer is the stored configuration. It is stored before the answer, with a history entry if anything changed.
-    Canceled runs stay canceled while the window is the same. The resource group need not have a VM. Raises Rejected for
-    a bad body, or a new start before the current date in its time zone, and ArmError 404 if no VM is in the
-    subscription.
-    """
+    """Create the maintenance configuration of the path (201), or replace it (200)."""
     _require_subscription(context, call)
     return await _write_configuration(context, call)
 
 
 async def patch_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Change the members of the path's maintenance configuration that the body has; others stay.
-
-    A member that is null is removed. The answer is 200 with the whole configuration, which is stored first. Raises
-    NotFound if there is no such configuration, and Rejected if the body is not JSON, if the result would not be
-    possible, or for a new start before the current date in its time zone.
-    """
+    """Change the members of the path's maintenance configuration that the body has; others stay."""
     shown = configuration_json(_find_configuration(context, call))
     return await _write_configuration(context, _merged_call(call, shown))
 
@@ -115,11 +104,7 @@ async def show_configuration(context: RequestContext, call: ArmCall) -> ArmRespo
 
 
 async def delete_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Delete the maintenance configuration of the path and all its assignments; 204 if there is none.
-
-    Otherwise the answer is 200 with the configuration as it was; the deletion is stored first, with a history entry.
-    Raises Rejected if the body has members.
-    """
+    """Delete the maintenance configuration of the path and all its assignments; 204 if there is none."""
     parse_arm_body(call, ArmEmptyBody)
     removed = await context.control.maintenance_configurations.remove(call.resource, who=context.caller_name)
     await context.wait_for_reconciler()
@@ -127,11 +112,7 @@ async def delete_configuration(context: RequestContext, call: ArmCall) -> ArmRes
 
 
 async def list_configurations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """List the maintenance configurations in the path's subscription or group that the caller may read.
-
-    They are in natural order of their ids, in pages of 100: `{"value": [...]}`, with a `nextLink` if there is another
-    page. An unknown subscription or group has an empty list. Raises Rejected for an invalid `$skiptoken`.
-    """
+    """List the maintenance configurations in the path's subscription or group that the caller may read."""
     found = {c.id: c for c in context.store.configurations() if _is_shown(context, call, c.id)}
     return paged_response(call, sorted(found, key=natural_sort_key), lambda name: configuration_json(found[name]))
 
@@ -207,19 +188,12 @@ async def _write_assignment(context: RequestContext, call: ArmCall, *, is_filter
 
 
 async def show_assignment(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the path's assignment of a maintenance configuration: 200 with its resource. Raises NotFound.
-
-    The resource that it is assigned to need not exist any more.
-    """
+    """Show the path's assignment of a maintenance configuration: 200 with its resource. Raises NotFound."""
     return ArmResponse(body=assignment_json(_find_assignment(context, call)))
 
 
 async def delete_assignment(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Delete the path's assignment of a maintenance configuration; 204 if there is none.
-
-    Otherwise the answer is 200 with the assignment as it was; the deletion is stored first, with a history entry. The
-    resource that it is assigned to need not exist any more. Raises Rejected if the body has members.
-    """
+    """Delete the path's assignment of a maintenance configuration; 204 if there is none."""
     parse_arm_body(call, ArmEmptyBody)
     removed = await context.control.maintenance_configurations.unassign(call.resource, who=context.caller_name)
     await context.wait_for_reconciler()
@@ -239,11 +213,7 @@ def _list_assignments_handler(require_target: TargetCheck) -> ArmHandler:
 
 
 async def list_assignments_in_subscription(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """List all assignments of configurations in the path's subscription that the caller may read.
-
-    Assignments to its groups, VMs and sets are included. They are in natural order of their ids, in pages of 100:
-    `{"value": [...]}`, with a `nextLink` if there is another page. Raises Rejected for an invalid `$skiptoken`.
-    """
+    """List all assignments of configurations in the path's subscription that the caller may read."""
     found = {a.id: a for a in context.store.assignments() if _is_shown(context, call, a.id)}
     return paged_response(call, sorted(found, key=natural_sort_key), lambda name: assignment_json(found[name]))
 

@@ -55,12 +55,6 @@ _REQUESTS_WITHOUT_OPERATION = frozenset(
 
 
 def _status_document(context: RequestContext, status: RequestStatus) -> dict[str, Any]:
-    """The status of a request as the body of `GET` of its operation, in Azure's format.
-
-    `name` is the request's id; `status` is InProgress, Succeeded, Failed or Canceled; `endTime` is there once it is
-    over, `error` if it failed or was canceled. `properties` has its events, how many are not published yet (`toCome`),
-    what it waits for, and why parts were skipped.
-    """
     request = status.request
     document: dict[str, Any] = {
         "name": request.id,
@@ -83,10 +77,6 @@ def _status_document(context: RequestContext, status: RequestStatus) -> dict[str
 
 
 def _operation_error(context: RequestContext, status: RequestStatus) -> dict[str, Any] | None:
-    """The `error` object (code, message, details) of an operation that failed or was canceled, else None.
-
-    `details` has one item per failed VM or withdrawn event; the message names the first 20.
-    """
     if status.state is RequestState.FAILED:
         acts = [act for event in status.events for act in event.failed_acts]
         details = [{"code": "OperationFailed", "target": act.name, "message": _failure_text(act)} for act in acts]
@@ -122,11 +112,7 @@ def _approvers_text(scope: Scope) -> str:
 
 
 class _OperationEventRenderer:
-    """Renders events for the status of an operation; make one for each call, since it caches polls.
-
-    Of an event that waits for the end of its notice it also shows who can approve it, which VMs received it and when
-    the VMs of its scope last polled; these lists name at most 20 VMs, only ones that the caller may read.
-    """
+    """Renders events for the status of an operation; make one for each call, since it caches polls."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
@@ -134,13 +120,6 @@ class _OperationEventRenderer:
         self._polls_by_scope: dict[str, dict[str, str]] = {}  # scope id → VM name → time of its last poll
 
     def events(self, events: Iterable[Event]) -> list[dict[str, Any]]:
-        """One JSON object per event, in the same order, for the status of an operation.
-
-        Always: eventId, eventType (None if documents do not list it), eventStatus (Scheduled, Started, Completed,
-        Failed or Canceled), resources (names of VMs), notBefore (RFC 1123; "" after the start or end), notBeforeTime
-        (ISO 8601). Keys that are left out if they do not apply: note, approvedBy, waitsFor (text: what it waits for
-        before it starts) and, while it waits for the end of its notice, approval (by, givenTo, lastPolls).
-        """
         return [self._event(event) for event in events]
 
     def _event(self, event: Event) -> dict[str, Any]:
@@ -188,10 +167,7 @@ class _OperationEventRenderer:
 def operation_headers(call: ArmCall, vm: Vm | None, request: MaintenanceRequest) -> dict[str, str]:
     """Return the headers of a 202 response, with two URLs at which clients may poll the operation.
 
-    `Azure-AsyncOperation` shows the status document; `Location` answers 202 until the operation is over. Both contain
-    the subscription and location of `vm`, any VM of the request, and the call's api-version, if it has one. If `vm` is
-    None (no longer known), they contain the call's subscription and "-" as the location. `Retry-After` is a second;
-    `x-ms-request-id` is the id of the request.
+    `Azure-AsyncOperation` shows the status document; `Location` answers 202 until the operation is over.
     """
     subscription = vm.subscription_id if vm is not None else call.path_params["subscription"]
     location = vm.location if vm is not None else "-"
@@ -214,12 +190,8 @@ def _with_query(url: str, call: ArmCall, **params: str) -> str:
 async def show_operation(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Show the status document of an operation (a request as clients follow it); 200 even if it failed.
 
-    The path parameter `operation` is the id of the request, whose letter case does not matter. The document has name,
-    status (InProgress, Succeeded, Failed or Canceled), startTime and properties, endTime once it is over, and error if
-    it failed or was canceled. With `monitor=true` in the query, as in the URL of `Location`, the answer is 202 until it
-    is over, then an empty 200, or a 409 with its error. Raises NotFound for an operation that is unknown, hidden from
-    the caller, of another subscription or no longer kept, and for a rollout, a replay or a host that degrades or fails,
-    which are not operations.
+    With `monitor=true`, as in the URL of `Location`, the answer is 202 until it is over, then an empty 200, or a 409
+    with its error. Rollouts, replays and hosts that degrade or fail are not operations.
     """
     status = _load_status(context, call)
     is_running = status.state is RequestState.IN_PROGRESS

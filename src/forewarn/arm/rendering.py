@@ -34,12 +34,7 @@ _PROVISIONED_STATUS = {
 
 
 def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """Return the Azure resource of a VM that is not an instance of a uniform scale set.
-
-    Its keys are id, name, type, location, zones (if it is in one), tags and properties; a VM of a flexible set names
-    the set in `properties.virtualMachineScaleSet`. `view` is its instance view, added as `properties.instanceView`;
-    None leaves it out.
-    """
+    """Return the Azure resource of a VM that is not an instance of a uniform scale set."""
     properties = _machine_properties(vm) | _priority(vm) | _scheduled_events_profile(vm)
     if vm.availability_set:
         properties["availabilitySet"] = {"id": availability_set_resource_id(vm)}
@@ -55,20 +50,12 @@ def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 
 
 def flexible_instance_json(vm: Vm) -> JsonObject:
-    """Return a VM of a flexible scale set as the list of the set's instances shows it.
-
-    Its keys are id, name, type, location, zones (if it is in one), tags, properties and instanceId, which is its name.
-    There is no instance view in this list.
-    """
+    """Return a VM of a flexible scale set as the list of the set's instances shows it."""
     return vm_json(vm) | {"instanceId": vm.name}
 
 
 def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """Return the Azure resource of an instance of a uniform scale set, with its instance id.
-
-    Its keys are id, name, type, location, zones (if it is in one), tags, properties, instanceId and sku. `view` is its
-    instance view, added as `properties.instanceView`; None leaves it out.
-    """
+    """Return the Azure resource of an instance of a uniform scale set, with its instance id."""
     properties = _machine_properties(vm) | {
         "latestModelApplied": True,
         "modelDefinitionApplied": "VirtualMachineScaleSet",
@@ -84,9 +71,7 @@ def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
     """Return the Azure resource of a scale set, made from `vms`: all its instances, at least one.
 
-    Its keys are id, name, type, location, zones (if they are in some), tags, properties and sku. Where the instances
-    differ, it shows the settings of the first, all their zones, and the tags that all have with the same value;
-    `sku.capacity` is their number.
+    Where the instances differ, it shows the settings of the first, all their zones, and the tags that all have.
     """
     first, resource = vms[0], scale_set_resource_id(vms[0])
     profile = {"storageProfile": {"osDisk": _os_disk(first)}} | _priority(first) | _scheduled_events_profile(first)
@@ -112,12 +97,7 @@ def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
 
 
 def availability_set_json(vms: Sequence[Vm], visible: Sequence[Vm]) -> JsonObject:
-    """Return the Azure resource of an availability set, made from `vms`: all its VMs, at least one.
-
-    Its keys are id, name, type, location, sku, tags and properties. `properties.virtualMachines` has the ids of
-    `visible`, the VMs that the caller may read. Policy and location come from the first VM, the counts of domains
-    follow from the highest numbers, and the tags are the ones that all VMs have with the same value.
-    """
+    """Return the Azure resource of an availability set, made from `vms`: all its VMs, at least one."""
     first = vms[0]
     policy = _scheduled_events_policy(first)
     return {
@@ -137,10 +117,6 @@ def availability_set_json(vms: Sequence[Vm], visible: Sequence[Vm]) -> JsonObjec
 
 
 def _scheduled_events_profile(vm: Vm) -> JsonObject:
-    """A VM's terminate and OS image notices, as an object with the one member `scheduledEventsProfile`.
-
-    A notice that is off is left out; the object is empty if both are.
-    """
     profile: JsonObject = {}
     if vm.terminate_notice_min:
         profile["terminateNotificationProfile"] = _notification_profile(vm.terminate_notice_min)
@@ -212,12 +188,7 @@ def _with_instance_view(properties: JsonObject, view: JsonObject | None) -> Json
 
 
 def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
-    """Return the instance view of a VM or scale set instance: domains, placement group and power state.
-
-    Its keys are platformUpdateDomain, platformFaultDomain, placementGroupId (if it has one) and statuses. `events` are
-    the live events of its scope: if planned platform maintenance of this VM is scheduled among them, the view has it as
-    `maintenanceRedeployStatus`, which says from when on it starts and whether the owner may start it now.
-    """
+    """Return the instance view of a VM or scale set instance: domains, placement group and power state."""
     placement = {"placementGroupId": vm.placement_group} if vm.placement_group else {}
     maintenance = _maintenance_status(
         [event for event in events if event.rules.planned and event_lists_vm(event, vm.name)]
@@ -232,12 +203,7 @@ def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
 
 
 def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
-    """Return the instance view of a scale set: how many of these instances have each power state.
-
-    Its keys are virtualMachine, statuses and orchestrationServices (empty). The counts are in
-    `virtualMachine.statusesSummary`, as code and count, sorted by code after the first: all instances count as
-    provisioned.
-    """
+    """Return the instance view of a scale set: how many of these instances have each power state."""
     powers = Counter(_power_status(vm)["code"] for vm in vms)
     summary = [{"code": _PROVISIONED_STATUS["code"], "count": len(vms)}]
     summary += [{"code": code, "count": count} for code, count in sorted(powers.items())]
@@ -251,8 +217,7 @@ def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
 def _maintenance_status(events: Sequence[Event]) -> JsonObject:
     """The value of `maintenanceRedeployStatus` for these events of a VM; empty if none is scheduled.
 
-    From the first publication until the earliest NotBefore, the owner of the VM may start the maintenance, unless all
-    scheduled events are approved. Times are ISO 8601 texts.
+    From the first publication until the earliest NotBefore, the owner of the VM may start the maintenance.
     """
     pending = [event for event in events if event.status is EventState.SCHEDULED]
     if not pending:

@@ -28,11 +28,7 @@ RepeatedResponse = Callable[[RequestContext, ArmCall, MaintenanceRequest], ArmRe
 
 
 def accepted_response(context: RequestContext, call: ArmCall, request: MaintenanceRequest) -> ArmResponse:
-    """Return the 202 response to a repeated call, with the operation of the first call's request.
-
-    Its headers have the URLs of the operation, in the location of a VM of the request if one is still stored. Its body
-    is empty.
-    """
+    """Return the 202 response to a repeated call, with the operation of the first call's request."""
     return ArmResponse(status=202, headers=operation_headers(call, _any_vm(context, request), request))
 
 
@@ -44,10 +40,8 @@ def empty_response(context: RequestContext, call: ArmCall, request: MaintenanceR
 def once(handler: ArmHandler, show_repeated: RepeatedResponse = accepted_response) -> ArmHandler:
     """Return a handler that calls `handler` once, and answers repeated calls with `show_repeated`.
 
-    A call is repeated if the same caller sent the same x-ms-client-request-id, method, path, query and body within the
-    last hour of real time; without that header it is always new. The handler must give its request the call's
-    `request_key`: a call is recognized by the stored request, so a call that stored none, as after an error, runs the
-    handler again. `show_repeated` is called after waiting for the reconciler.
+    The handler must give its request the call's `request_key`: a call is recognized by the stored request, so a call
+    that stored none, as after an error, runs the handler again.
     """
 
     async def handle(context: RequestContext, call: ArmCall) -> ArmResponse:

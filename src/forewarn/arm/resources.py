@@ -48,11 +48,7 @@ _INSTANCES_PATH = f"{SCALE_SET_PATH}/virtualMachines"
 
 
 class _VmRenderer:
-    """Renders stored VMs as Azure's JSON; make one for each call, since it caches the events of scopes.
-
-    `vm` and `instance` add the instance view (power state, domains, maintenance) only if the call's query has
-    `$expand=instanceView` or `statusOnly=true`; `with_view` says whether it has.
-    """
+    """Renders stored VMs as Azure's JSON; make one for each call, since it caches the events of scopes."""
 
     def __init__(self, context: RequestContext, call: ArmCall) -> None:
         self._store = context.store
@@ -65,10 +61,7 @@ class _VmRenderer:
         return vm_json(vm, self._view_if_requested(vm))
 
     def instance(self, vm: Vm) -> JsonObject:
-        """The resource of an instance of a scale set, with its instance view if the query asks for it.
-
-        A VM of a flexible set has no instance view here.
-        """
+        """The resource of an instance of a scale set, with its instance view if the query asks for it."""
         return flexible_instance_json(vm) if vm.is_flexible else instance_json(vm, self._view_if_requested(vm))
 
     def instance_view(self, vm: Vm) -> JsonObject:
@@ -86,14 +79,7 @@ class _VmRenderer:
 
 
 async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """List the VMs of the path's subscription or group that the caller may read, in pages of 100.
-
-    They are in natural order of group and name, without instances of uniform scale sets and cloud services. `$filter`
-    limits the list to the VMs of a flexible scale set; other filters are ignored. The body of a page is `{"value":
-    [...]}`, with a `nextLink` if there is another one. Instance views are shown only with `$expand=instanceView` or
-    `statusOnly=true`. Raises ArmError 404 if the subscription or group has no VM and the caller may read it (other
-    callers get an empty list), and Rejected for an invalid `$skiptoken` or a filter by scale set in another form.
-    """
+    """List the VMs of the path's subscription or group that the caller may read, in pages of 100."""
     require_container(context, call)
     keys = [vm.key for vm in context.directory.vms_within(call.resource) if vm.is_standalone]
     if (scale_set := _filtered_scale_set(call)) is not None:
@@ -104,10 +90,6 @@ async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 def _filtered_scale_set(call: ArmCall) -> str | None:
-    """The id of the scale set that the call's `$filter` names; None without such a filter.
-
-    Other filters are ignored. Raises Rejected for a filter by scale set in another form.
-    """
     text = call.query.get("$filter", "")
     if "virtualmachinescaleset" not in text.casefold():
         return None
@@ -121,19 +103,12 @@ def _filtered_scale_set(call: ArmCall) -> str | None:
 
 
 async def show_vm(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the VM that the path names: 200 with its Azure resource.
-
-    The resource has its instance view only if the query has `$expand=instanceView` or `statusOnly=true`. Raises
-    NotFound if there is none, and for an instance of a uniform scale set or a VM of a cloud service.
-    """
+    """Show the VM that the path names: 200 with its Azure resource."""
     return ArmResponse(body=_VmRenderer(context, call).vm(find_vm(context, call)))
 
 
 async def show_vm_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the instance view of the VM that the path names: power state, domains, pending maintenance.
-
-    Raises NotFound if there is none, and for an instance of a uniform scale set or a VM of a cloud service.
-    """
+    """Show the instance view of the VM that the path names: power state, domains, pending maintenance."""
     return ArmResponse(body=_VmRenderer(context, call).instance_view(find_vm(context, call)))
 
 
@@ -163,44 +138,25 @@ def _sets_of_kind(context: RequestContext, call: ArmCall, segment: str) -> list[
 
 
 async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """List the scale sets of the path's subscription or group that the caller may read, in pages of ten.
-
-    They are in natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. A set is shown
-    as a whole, including instances that the caller may not read. Raises ArmError 404 if the subscription or group has
-    no VM and the caller may read it (other callers get an empty list), and Rejected for an invalid `$skiptoken`.
-    """
+    """List the scale sets of the path's subscription or group that the caller may read, in pages of ten."""
     require_container(context, call)
     sets = _sets_of_kind(context, call, _SCALE_SETS_SEGMENT)
     return paged_response(call, sets, lambda resource: scale_set_json(all_vms_in(context, resource)), SET_PAGE_SIZE)
 
 
 async def show_scale_set(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the scale set that the path names: 200 with its Azure resource.
-
-    It is made from all its instances, including those that the caller may not read. Raises NotFound if it has no
-    instance.
-    """
+    """Show the scale set that the path names: 200 with its Azure resource."""
     return ArmResponse(body=scale_set_json(_scale_set_vms(context, call)))
 
 
 async def show_scale_set_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the instance view of a scale set: how many of all its instances have each status.
-
-    Raises NotFound if it has no instance, and ArmError 400 if it is flexible. The counts are in
-    `virtualMachine.statusesSummary`, as code and count. The status is 200.
-    """
+    """Show the instance view of a scale set: how many of all its instances have each status."""
     require_uniform(context, call)
     return ArmResponse(body=scale_set_instance_view(_scale_set_vms(context, call)))
 
 
 async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """List the instances of the path's scale set that the caller may read, in pages of 100.
-
-    They are in natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Instance views
-    are shown only with `$expand=instanceView` or `statusOnly=true`. The VMs of a flexible set are listed with their own
-    ids. Raises NotFound if the set does not exist and the caller may read it; otherwise the list may be empty. Raises
-    Rejected for an invalid `$skiptoken`, and ArmError 400 for a call for instance views of a flexible set.
-    """
+    """List the instances of the path's scale set that the caller may read, in pages of 100."""
     renderer = _VmRenderer(context, call)
     if renderer.with_view:
         require_uniform(context, call)
@@ -211,27 +167,19 @@ async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_instance(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the instance of a uniform scale set that the path names: 200 with its Azure resource.
-
-    The resource has its instance view only if the query has `$expand=instanceView` or `statusOnly=true`. Raises
-    ResourceAbsent (404) if there is none, and ArmError 400 for a flexible set, whose instances are VMs.
-    """
+    """Show the instance of a uniform scale set that the path names: 200 with its Azure resource."""
     return ArmResponse(body=_VmRenderer(context, call).instance(find_instance(context, call)))
 
 
 async def show_instance_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the instance view of the path's scale set instance: power state, domains, pending maintenance.
-
-    Raises ResourceAbsent (404) if there is none, and ArmError 400 for a flexible set, whose instances are VMs.
-    """
+    """Show the instance view of the path's scale set instance: power state, domains, pending maintenance."""
     return ArmResponse(body=_VmRenderer(context, call).instance_view(find_instance(context, call)))
 
 
 def all_vms_in(context: RequestContext, resource: str) -> list[Vm]:
-    """Return all present VMs of the set with this resource id, ignoring letter case, in natural order.
+    """Return all present VMs of the set with this resource id, in natural order.
 
-    The list is empty for an unknown set. It includes VMs that the caller may not read: a set that the caller may read
-    is shown as a whole.
+    It includes VMs that the caller may not read: a set that the caller may read is shown as a whole.
     """
     return [stored_vm(context, vm.key) for vm in context.directory.unfiltered.vms_within(resource)]
 
@@ -280,23 +228,14 @@ _SCALE_SET_ROUTES: tuple[ArmRoute, ...] = (
 
 
 async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """List the availability sets of the path's subscription or group that the caller may read.
-
-    Each set lists only the VMs that the caller may read. The sets are in natural order, in pages of ten: `{"value":
-    [...]}`, with a `nextLink` if there is another page. Raises ArmError 404 if the subscription or group has no VM and
-    the caller may read it (other callers get an empty list), and Rejected for an invalid `$skiptoken`.
-    """
+    """List the availability sets of the path's subscription or group that the caller may read."""
     require_container(context, call)
     sets = _sets_of_kind(context, call, _AVAILABILITY_SETS_SEGMENT)
     return paged_response(call, sets, lambda resource: _visible_availability_set_json(context, resource), SET_PAGE_SIZE)
 
 
 async def show_availability_set(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the availability set that the path names, with the VMs in it that the caller may read.
-
-    The list of VMs is empty if the caller may read none of them. Raises NotFound if the set has no present VM at all,
-    since a set exists only through its VMs.
-    """
+    """Show the availability set that the path names, with the VMs in it that the caller may read."""
     if not context.directory.unfiltered.has_vms_in(call.resource):
         raise NotFound(
             f"availability set {call.path_params['set']!r} does not exist in resource group "

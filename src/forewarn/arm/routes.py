@@ -49,9 +49,8 @@ _FORM_TYPE = "application/x-www-form-urlencoded"
 def arm_routes(make_context: ContextFactory) -> list[Route]:
     """Return one starlette route that answers every path as Azure Resource Manager does.
 
-    It finds the call in ROUTES itself, ignoring letter case. Mount it last, because it matches every path: those that
-    are not served get a 404, other methods a 405, in ARM's format. `make_context` authenticates callers, except for
-    routes without a right, which are for discovery and sign-in. All errors become ARM error responses.
+    Mount it last, because it matches every path. `make_context` authenticates callers, except for routes without a
+    right.
     """
 
     async def endpoint(request: Request) -> Response:

@@ -26,11 +26,7 @@ AVAILABILITY_SET_PATH = f"{COMPUTE_PATH}/availabilitySets/{{set}}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmCall:
-    """One HTTP request to the ARM facade, as its handlers receive it; its secrets are not in its repr.
-
-    The facade is the API in the form of Azure Resource Manager (ARM). `resource` is the id of the called resource;
-    `path_params` are in the client's spelling.
-    """
+    """One HTTP request to the ARM facade, as its handlers receive it; its secrets are not in its repr."""
 
     method: str  # that of the route: GET also for HEAD
     path: str  # decoded, without doubled slashes and without one at its end
@@ -67,16 +63,13 @@ ArmAuthorizer = Callable[[RequestContext, ArmCall, Right], None]  # raises Forbi
 def require_on_resource(context: RequestContext, call: ArmCall, right: Right) -> None:
     """Raise Forbidden unless the caller has the right over the called resource; a route's default.
 
-    Checks only the id of the resource, so a caller without the right does not learn whether it exists.
+    Checks only the id, so a caller without the right does not learn whether the resource exists.
     """
     context.require(right, call.resource)
 
 
 def allow_listing(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Allow every authenticated caller, as the `authorize` of a route; it does nothing.
-
-    It is for routes whose handler itself shows only what the caller may read.
-    """
+    """Allow every authenticated caller: the handler itself shows only what the caller may read."""
 
 
 @dataclass(frozen=True)
@@ -95,27 +88,17 @@ class ArmRoute:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """The route's path as a regular expression that ignores letter case; a parameter is one segment.
-
-        Each parameter is a group named after it.
-        """
+        """The route's path as a regular expression that ignores letter case; a parameter is one segment."""
         pieces = _PATH_PARAM.split(self.path)
         text = "".join(f"(?P<{p}>[^/]+)" if n % 2 else re.escape(p) for n, p in enumerate(pieces))
         return re.compile(text, re.IGNORECASE)
 
     def match_path(self, path: str) -> dict[str, str] | None:
-        """Return the path parameters by name, in the client's spelling; None if the path does not match.
-
-        The whole path must match; the letter case of its fixed parts does not matter.
-        """
+        """Return the path parameters by name, in the client's spelling; None if the path does not match."""
         match = self.pattern.fullmatch(path)
         return match.groupdict() if match else None
 
     def resource_id(self, path_params: Mapping[str, str]) -> str:
-        """Return the id of the called resource: the route's path with `path_params` filled in.
-
-        It ends after the last parameter, so before an action such as `/restart`. Without parameters it is the whole
-        path. Fixed parts have Azure's spelling.
-        """
+        """Return the id of the called resource: the route's path with `path_params` filled in."""
         end = max((m.end() for m in _PATH_PARAM.finditer(self.path)), default=len(self.path))
         return _PATH_PARAM.sub(lambda m: path_params[m[1]], self.path[:end])

@@ -64,10 +64,7 @@ class RequiredInstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
 
 
 def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:
-    """Return the JSON body of a call as this struct; an empty body counts as {}.
-
-    Raises Rejected if the body is not JSON, does not fit the struct or is nested too deeply.
-    """
+    """Return the JSON body of a call as this struct; an empty body counts as {}."""
     try:
         return HandlerCall(body=call.body).parse_body(body_type)
     except RecursionError as error:
@@ -75,12 +72,7 @@ def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:
 
 
 def find_vm(context: RequestContext, call: ArmCall) -> Vm:
-    """Return the present VM that the path names by subscription, group and name, ignoring letter case.
-
-    Raises ResourceAbsent if there is none, and for a VM of a cloud service. An instance of a uniform scale set is not
-    returned either: if the caller may read it, a plain NotFound names the right path, else ResourceAbsent is raised.
-    Rights are not checked otherwise.
-    """
+    """Return the present VM that the path names by subscription, group and name, ignoring letter case."""
     name, group = call.path_params["vm"], call.path_params["group"]
     vm = context.store.vm(vm_key(call.path_params["subscription"], group, name))
     if (
@@ -100,10 +92,8 @@ def find_vm(context: RequestContext, call: ArmCall) -> Vm:
 def find_instance(context: RequestContext, call: ArmCall) -> Vm:
     """Return the present instance of a uniform scale set that the path names.
 
-    The path has subscription, group, set and instance id, whose letter case does not matter. Raises ResourceAbsent if
-    there is none, and ArmError 400 if the set is flexible and the caller may read it or one of its VMs. Never returns a
-    VM of a flexible set: the path is below the set, and a right over the set is not a right over the VM. Rights are not
-    checked otherwise.
+    Never returns a VM of a flexible set: the path is below the set, and a right over the set is not a right over the
+    VM.
     """
     require_uniform(context, call)
     wanted = call.path_params["instance"]
@@ -121,8 +111,7 @@ def selects_all_instances(ids: tuple[str, ...] | None) -> bool:
 def find_instances(context: RequestContext, call: ArmCall, ids: tuple[str, ...]) -> list[Vm]:
     """Return the present instances of the path's scale set with these ids, each once, in their order.
 
-    Letter case is ignored; a VM of a flexible set has its name as its id. Raises ResourceAbsent for an unknown id, and
-    Rejected if there are no ids or one is `*`: call `selects_all_instances` first. Rights are not checked.
+    Call `selects_all_instances` first: `*` is refused here. Rights are not checked.
     """
     if not ids:
         raise Rejected(
@@ -134,11 +123,7 @@ def find_instances(context: RequestContext, call: ArmCall, ids: tuple[str, ...])
 
 
 def all_instances(context: RequestContext, call: ArmCall) -> list[Vm]:
-    """Return the present instances of the path's scale set that the caller may read, in natural order.
-
-    That is the order of their keys, web_2 before web_10. Raises ResourceAbsent if there are none, as for an unknown
-    scale set, or one that the caller may not read.
-    """
+    """Return the present instances of the path's scale set that the caller may read, in natural order."""
     stored = (context.store.vm(indexed.key) for indexed in context.directory.vms_within(_scale_set_id(call)))
     vms = [vm for vm in stored if vm is not None]
     if not vms:
@@ -178,11 +163,7 @@ def _is_instance(vm: Vm, scale_set: str, wanted: str) -> bool:
 
 
 def require_uniform(context: RequestContext, call: ArmCall) -> None:
-    """Raise ArmError 400, as Azure does, if the path's scale set is flexible: clients must call its VMs.
-
-    Does nothing for an unknown set, or if the caller may read neither the set nor one of its VMs. `call` may be for the
-    set, for an instance, or for an operation on them.
-    """
+    """Raise ArmError 400, as Azure does, if the path's scale set is flexible: clients must call its VMs."""
     set_id = _scale_set_id(call)
     resources = _flexible_vm_resources(context, call)
     if not resources or not (context.directory.can_read(set_id) or context.directory.vms_within(set_id)):
@@ -209,8 +190,7 @@ def _flexible_vm_resources(context: RequestContext, call: ArmCall) -> list[str]:
 def authorize_scale_set(context: RequestContext, call: ArmCall, right: Right) -> None:
     """Raise Forbidden unless the caller has the right over the called resource and a flexible set's VMs.
 
-    The called resource is a scale set, or something below it that concerns its VMs; all present VMs of a flexible set
-    count. The ids of a flexible set's VMs are not below its own, so the right over the set does not include them.
+    The ids of a flexible set's VMs are not below its own, so the right over the set does not include them.
     """
     context.require(right, call.resource)
     if not context.principal.may_all(right, _flexible_vm_resources(context, call)):
@@ -222,9 +202,8 @@ def authorize_scale_set(context: RequestContext, call: ArmCall, right: Right) ->
 def authorize_instances(context: RequestContext, call: ArmCall, right: Right) -> None:
     """Raise Forbidden unless the caller has the right over the scale set or each instance in the body.
 
-    A body that is invalid, or names no instances or `*`, needs the right over the scale set. Instances need not exist.
-    In a flexible set, the right over each named VM is needed; without names or with `*`, over the set and all its VMs.
-    The body is only read here: the handler reports what is wrong in it.
+    A body that is invalid, or names no instances or `*`, needs the right over the scale set; the handler reports what
+    is wrong in it. In a flexible set, the right over each named VM is needed.
     """
     ids = _instance_ids_in_body(call)
     if _flexible_vm_resources(context, call):

@@ -23,11 +23,7 @@ _NO_STORE_HEADERS = {"Cache-Control": "no-store", "Pragma": "no-cache"}
 
 
 class _TokenError(Rejected):
-    """An error of the token endpoint; `issue_token` turns it into an OAuth error response.
-
-    `status` is the HTTP status, `error` OAuth's code, and `number` that of Azure's same error: the text of the error
-    begins with `AADSTS` and the number.
-    """
+    """An error of the token endpoint; `number` is that of Azure's same error (`AADSTS`)."""
 
     def __init__(self, status: int, error: str, number: int, message: str) -> None:
         super().__init__(f"AADSTS{number}: {message}")
@@ -43,11 +39,7 @@ class _ClientCredentials:
 async def issue_token(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
     """Issue a bearer token for a client's id and secret, from the form or from basic authentication.
 
-    The form has `grant_type=client_credentials` and, without basic authentication, `client_id` and `client_secret`. The
-    token is for the audience in the form's `scope` or `resource`, else for Azure's management API. The body has
-    token_type, access_token, and expires_in and ext_expires_in in seconds of real time. Errors are OAuth error
-    responses (400 or 401); if clients sign in at an external issuer, the response is always an error. Only Refused, for
-    a service without sign-in, and Unavailable of the store are raised. Needs no authentication.
+    Errors are OAuth error responses; if clients sign in at an external issuer, the response is always an error.
     """
     try:
         return _issue(dependencies, call)

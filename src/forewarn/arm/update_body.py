@@ -50,10 +50,7 @@ def member_at(sent: JsonObject, path: MemberPath) -> Any:
 
 
 def merge_patch(old: Any, sent: Any) -> Any:
-    """Return `old` merged with `sent` as a JSON merge patch (RFC 7396); neither is changed.
-
-    A member that `sent` leaves out stays, null removes one, objects are merged, and any other value replaces the old.
-    """
+    """Return `old` merged with `sent` as a JSON merge patch (RFC 7396); neither is changed."""
     if not isinstance(sent, dict):
         return sent
     base = old if isinstance(old, dict) else {}
@@ -62,10 +59,7 @@ def merge_patch(old: Any, sent: Any) -> Any:
 
 
 def is_empty_value(value: Any) -> bool:
-    """Return whether a JSON value is null, an empty list, or an object without any other values.
-
-    Objects inside are also examined. An empty text, 0 and false are not empty.
-    """
+    """Return whether a JSON value is null, an empty list, or an object without any other values."""
     if isinstance(value, dict):
         return all(map(is_empty_value, value.values()))
     return value is None or value == []
@@ -76,10 +70,7 @@ def require_unchanged(
 ) -> None:
     """Raise ArmError if `sent` differs from `shown`, what a GET shows, except at the changeable paths.
 
-    The error is a 409 for another value, and a 400 for a member that a GET does not show, or that must be an object and
-    is not. Members that are left out or null, read-only ones, and empty ones that a GET does not show are accepted;
-    texts are compared ignoring letter case, locations also without spaces. `above` is the path of `sent` within the
-    body.
+    Members that are left out or null, read-only ones, and empty ones that a GET does not show are accepted.
     """
     for name, value in sent.items():
         path = (*above, name)
@@ -199,11 +190,8 @@ T = TypeVar("T", bound=_SettingsPart)
 def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
     """Return the change of a VM's two notices that the value of a `scheduledEventsProfile` asks for.
 
-    They are the terminate and OS image notices in minutes, 0 for a notice that is off; other settings are None. A
-    notice is on if `enable` is true or, without `enable`, if it has a timeout; without a timeout it is the shortest
-    allowed one. `value` None switches both off. Raises ArmError 400, naming `path`, for an unknown member or a timeout
-    that is not allowed, even of a notice that is off. PT5M to PT15M, in whole minutes, are allowed for terminate, and
-    PT15M for the OS image.
+    A notice is on if `enable` is true or, without `enable`, if it has a timeout. PT5M to PT15M, in whole minutes, are
+    allowed for terminate, and PT15M for the OS image.
     """
     profile = _convert(value, _ScheduledEventsProfile, path)
     terminate = (*path, "terminateNotificationProfile", "notBeforeTimeout")
@@ -221,10 +209,7 @@ def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
 def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
     """Return the change of a VM's policy that the value of a `scheduledEventsPolicy` asks for.
 
-    The policy has automatic approvals and publishing outside; other settings are None. A member that is left out is
-    off, except that `allInstancesDown` is on, and the api-version is the newest; `value` None sets all members to that.
-    Raises ArmError 400, naming `path`, for an unknown member, a wrong type, or a `scheduledEventsApiVersion` that does
-    not exist.
+    A member that is left out is off, except that `allInstancesDown` is on, and the api-version is the newest.
     """
     policy = _convert(value, _ScheduledEventsPolicy, path)
     targets = policy.scheduled_events_additional_publishing_targets
@@ -246,12 +231,7 @@ def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
 
 
 def read_tags(value: Any, path: MemberPath) -> dict[str, str]:
-    """Return the tags of a body, value by name; {} for null.
-
-    A tag whose value is null is left out. Raises ArmError 400, naming `path`, beyond Azure's limits (50 tags, names of
-    1 to 512 and values of up to 256 characters), for a value that is not text, a blank name, or names that differ only
-    in letter case.
-    """
+    """Return the tags of a body, value by name; {} for null."""
     try:
         tags = msgspec.convert(_drop_empty(value), dict[str, str])
     except msgspec.ValidationError as error:

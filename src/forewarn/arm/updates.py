@@ -198,8 +198,7 @@ def _tag_changes(sent: JsonObject, old: dict[str, str], is_whole: bool) -> dict[
 def authorize_set_and_vms(context: RequestContext, call: ArmCall, right: Right) -> None:
     """Raise Forbidden unless the caller has the right over the called resource and each VM of its set.
 
-    The called resource is an availability set or something below it, such as an event; all present VMs of the set
-    count. The ids of the set's VMs are not below its own, so the right over the set does not include them.
+    The ids of the set's VMs are not below its own, so the right over the set does not include them.
     """
     require_on_resource(context, call, right)
     set_id = AVAILABILITY_SET_PATH.format_map(call.path_params)

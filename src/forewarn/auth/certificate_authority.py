@@ -35,27 +35,17 @@ _LOOPBACK_CONSTRAINTS = (
 
 
 class CertificateAuthority(msgspec.Struct, frozen=True, kw_only=True):
-    """The certificate of a local CA and its private key, in memory; it issues server certificates.
-
-    `new_certificate_authority` makes a new one; an existing one is read from files by `certificates`.
-    """
+    """The certificate of a local CA and its private key, in memory; it issues server certificates."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     def may_sign(self, name: str) -> bool:
-        """Return whether the CA's constraints allow a certificate for this host name or address.
-
-        A CA with name constraints may sign only loopback addresses, `localhost` and names below it; any other CA may
-        sign every name. `name` is in lower case, as `certificate_names` returns it.
-        """
+        """Return whether the CA's constraints allow a certificate for this host name or address."""
         return _is_loopback_name(name) or not _has_name_constraints(self.certificate)
 
     def has_signed(self, certificate: x509.Certificate) -> bool:
-        """Return whether this CA issued the certificate, by issuer name and signature.
-
-        Dates and constraints are not checked. For a certificate of another CA it returns False and raises no error.
-        """
+        """Return whether this CA issued the certificate, by issuer name and signature."""
         try:
             certificate.verify_directly_issued_by(self.certificate)
         except (ValueError, TypeError, InvalidSignature):
@@ -73,9 +63,7 @@ def new_certificate_authority(
 ) -> CertificateAuthority:
     """Return a new self-signed CA with this key, valid for ten years from an hour before `now`.
 
-    `now` is real time in POSIX seconds. If all `names` are loopback names, or there are none, it can sign only loopback
-    names, so trusting it carries little risk; otherwise it can sign any name. `names` are as `certificate_names`
-    returns them. Writes no file.
+    If all `names` are loopback names it can sign only loopback names, so trusting it carries little risk.
     """
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     subject = _x509_name(f"forewarn local CA {identifier.digest.hex()[:8]}")  # unique, for bundles with several CAs
@@ -92,12 +80,7 @@ def new_certificate_authority(
 def issue_server_certificate(
     authority: CertificateAuthority, key: ec.EllipticCurvePrivateKey, names: Iterable[str], now: float
 ) -> x509.Certificate:
-    """Return a new server certificate, signed by the CA, for the public key of `key` and these names.
-
-    It is valid for 397 days from an hour before `now` (real time, POSIX seconds), within the validity of the CA; a CA
-    that is not valid at that time still issues one. `names` are as `certificate_names` returns them. Does not check
-    `may_sign`, adds no names, and writes no file.
-    """
+    """Return a server certificate for 397 days, within the validity of the CA. Does not check `may_sign`."""
     issuer = authority.certificate
     begins = max(_to_datetime(now) - _CLOCK_SKEW, issuer.not_valid_before_utc)
     begins = min(begins, issuer.not_valid_after_utc - _CLOCK_SKEW)
@@ -115,11 +98,7 @@ def issue_server_certificate(
 
 
 def certificate_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names for a server certificate: LOOPBACK_NAMES, then `names` normalized, each once.
-
-    Host names are put in lower case, addresses in their short form. Raises Rejected if a name is neither a host name
-    (perhaps with a wildcard `*.`) nor an address.
-    """
+    """Return the names for a server certificate: LOOPBACK_NAMES, then `names` normalized, each once."""
     return tuple(dict.fromkeys((*LOOPBACK_NAMES, *map(_normalize_name, names))))
 
 

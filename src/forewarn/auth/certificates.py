@@ -30,10 +30,7 @@ _REPLACE_CA_ADVICE = "move 'ca.pem' and 'ca.key' away to get a new CA, which cli
 
 
 class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of the service's own CA and server certificate, as they were when they were loaded.
-
-    `load_or_create` makes it. Either of the two may have a `problem`, such as a CA that has expired.
-    """
+    """The files of the service's own CA and server certificate, as they were when they were loaded."""
 
     ca: CertificateFiles  # of the files ca.pem and ca.key
     server: CertificateFiles  # of the files server.pem, without a chain, and server.key
@@ -44,15 +41,10 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
     ) -> ServiceCertificates:
         """Load the CA and the server certificate; create missing files, and renew a server certificate.
 
-        `directory` (`tls`) has the server certificate, and is created if it is missing; `authority` is the directory of
-        the CA, which must exist, or None if it is the same one. `now` is real time in POSIX seconds. The loopback names
-        are added to `names`. The server certificate is renewed, with a new key, if it is damaged or not of this CA,
-        lacks one of the names, is not valid yet or expires within 30 days. An existing CA is never changed; Rejected is
-        raised if it is not usable or may not sign the names. While the CA is not valid, because the clock is wrong or
-        its ten years are over, the dates of the server certificate do not matter, and both have a `problem`.
-
-        Also raises Rejected for a name that is neither a host name nor an address, for a directory that cannot be made,
-        and if others can read a key; Unavailable if a file cannot be written.
+        The server certificate is renewed, with a new key, if it is damaged or not of this CA, lacks one of the names,
+        is not valid yet or expires within 30 days. An existing CA is never changed. While the CA is not valid, because
+        the clock is wrong or its ten years are over, the dates of the server certificate do not matter, and both have a
+        `problem`.
         """
         wanted = certificate_names(names)
         secure_files.make_directory(directory)
@@ -72,10 +64,7 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
 def load_user_certificate(certificate: Path, key: Path, *, now: float) -> CertificateFiles:
     """Load and check the user's own certificate and key, used instead of a certificate of our CA.
 
-    Both are PEM files; the chain may follow the certificate in its file, and the key must not be encrypted. `now` is
-    real time. Raises Rejected if a file cannot be read (NotFound if it is missing), if the key belongs to another
-    certificate, or if TLS refuses the certificate. A certificate that is not valid now is returned with a `problem`.
-    File modes are not checked.
+    A certificate that is not valid now is returned with a `problem`.
     """
     leaf, private = pem.read_certificate(certificate), pem.parse_private_key(secure_files.read_public(key), key)
     if not pem.public_keys_match(leaf, private):
@@ -149,10 +138,6 @@ def _read_ca_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def _usable_server_certificate(
     directory: Path, authority: CertificateAuthority, wanted: tuple[str, ...], now: float | None
 ) -> CertificateFiles | None:
-    """Return the server certificate and key if they are usable and need no renewal yet; else None.
-
-    If `now` is None, the dates of the certificate are not checked.
-    """
     path, key_path = _server_paths(directory)
     if not (path.exists() and key_path.exists()):
         return None
@@ -198,13 +183,7 @@ _USUAL_BUNDLE_PATHS = (
 
 
 def write_ca_bundle(directory: Path, system: Iterable[Path] | None = None) -> Path:
-    """Write `ca-bundle.pem`, the system's CAs and ours, if it is missing or outdated; return its path.
-
-    `directory` has our CA and gets the bundle. The system's CAs come from the first file of `system` (None: the usual
-    paths) that exists outside `directory`; without one, the bundle has only our CA. Each certificate appears once.
-    Raises NotFound if our CA does not exist, Rejected if a file cannot be read, Unavailable if the bundle cannot be
-    written.
-    """
+    """Write `ca-bundle.pem`, the system's CAs and ours, if it is missing or outdated; return its path."""
     path = directory / "ca-bundle.pem"
     known = _read_system_bundle(_system_bundle_paths() if system is None else system, directory)
     # Each once: an environment variable may name another lab's bundle as the system's, and both would grow.

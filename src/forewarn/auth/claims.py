@@ -18,13 +18,7 @@ _CLOCK_SKEW_S = 60  # tolerated for the beginning of a token's validity, not for
 
 
 class TokenErrorReason(StrEnum):
-    """Why a token or session is not accepted: the `reason` of InvalidToken.
-
-    EXPIRED, NOT_YET_VALID, WRONG_AUDIENCE (it is for another service, or from a sign-in for another client),
-    WRONG_ISSUER, BAD_SIGNATURE (or an algorithm that is not allowed), MALFORMED (or without a needed claim, or of
-    another sign-in), and UNKNOWN_KEY (signed with a key that the issuer does not have, perhaps because the token is of
-    another issuer).
-    """
+    """Why a token or session is not accepted: the `reason` of InvalidToken."""
 
     EXPIRED = "expired"
     NOT_YET_VALID = "not yet valid"
@@ -38,8 +32,7 @@ class TokenErrorReason(StrEnum):
 class InvalidToken(Rejected):
     """A token or session is not accepted; `reason` says why, and `sentence` is the message for people.
 
-    Raised where tokens and sessions are verified. The message never contains the token, at most an excerpt of its
-    header or claims.
+    The message never contains the token, at most an excerpt of its header or claims.
     """
 
     def __init__(self, reason: TokenErrorReason, sentence: str) -> None:
@@ -48,10 +41,7 @@ class InvalidToken(Rejected):
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a verified token, session or client secret belongs to, and until when (real time).
-
-    It does not say what the caller may do: grants are looked up by `ids`, and a grant may name any of them.
-    """
+    """Who a verified token, session or client secret belongs to. Grants are looked up by any of `ids`."""
 
     ids: tuple[str, ...]  # principal ids, such as `client:ID`; at least one
     name: str  # for people
@@ -68,10 +58,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegisteredClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """The registered claims of a token (RFC 7519) that `check_claims` checks, as they are in the payload.
-
-    Base of the payload types of our own tokens, sessions and external tokens. Nothing is verified yet.
-    """
+    """The registered claims of a token (RFC 7519), as they are in the payload: nothing is verified yet."""
 
     iss: str  # the issuer
     aud: str | list[str]  # the audience, or several
@@ -82,9 +69,8 @@ class RegisteredClaims(msgspec.Struct, frozen=True, kw_only=True):
 def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[str], now: float) -> None:
     """Raise InvalidToken if the token has another issuer or audience, or is not valid now (real time).
 
-    The checks are made in this order, and the error's `reason` says which one failed. One of the token's audiences must
-    be in `audiences`, a result of `normalize_audiences`. A slash at the end of the issuer is ignored. The token is
-    expired from `exp` on, without tolerance; its `nbf` may be up to 60 s in the future. The signature is not checked.
+    `audiences` are normalized. The token is expired from `exp` on, without tolerance; its `nbf` may be up to 60 s in
+    the future. The signature is not checked.
     """
     if token.iss.rstrip("/") != issuer.rstrip("/"):
         raise InvalidToken(
@@ -110,8 +96,8 @@ def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[s
 def normalize_audience(audience: str) -> str:
     """Return an audience in the form in which audiences are compared.
 
-    For a URL, scheme and host are put in lower case, and slashes at the end are removed; path and port stay. Text that
-    is not a URL, such as an app's id, is returned unchanged, so its letter case counts.
+    For a URL, scheme and host are put in lower case, and slashes at the end are removed; other text keeps its letter
+    case.
     """
     try:
         parts = urlsplit(audience)
@@ -123,10 +109,7 @@ def normalize_audience(audience: str) -> str:
 
 
 def normalize_audiences(audiences: Iterable[str]) -> frozenset[str]:
-    """Return the set of these audiences as they are compared.
-
-    Of URLs, scheme and host are in lower case, without slashes at the end; other texts stay as they are.
-    """
+    """Return the set of these audiences as they are compared."""
     return frozenset(map(normalize_audience, audiences))
 
 

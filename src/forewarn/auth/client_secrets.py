@@ -35,16 +35,13 @@ def hash_secret(secret: str) -> bytes:
 
 
 def secret_matches(secret: str, secret_hash: bytes) -> bool:
-    """Return whether `secret_hash`, a result of `hash_secret`, was made from this secret.
-
-    Compares in constant time, so that the duration tells nothing about the secret.
-    """
+    """Return whether `secret_hash` was made from this secret; compares in constant time."""
     salt, digest = secret_hash[:_SALT_BYTES], secret_hash[_SALT_BYTES:]
     return hmac.compare_digest(_digest(salt, secret), digest)
 
 
 def secret_fingerprint(secret_hash: bytes) -> str:
-    """Return a short id, 16 hex digits, of a result of `hash_secret`; it reveals nothing about the secret.
+    """Return a short id of a result of `hash_secret`; it reveals nothing about the secret.
 
     Tokens contain it, so that they are invalid once the client has another secret.
     """
@@ -52,19 +49,12 @@ def secret_fingerprint(secret_hash: bytes) -> str:
 
 
 def write_secret(path: Path, secret: str) -> None:
-    """Write a secret and a newline to a file with mode 0600, atomically and durably.
-
-    Replaces an existing file. Raises Unavailable if that fails.
-    """
+    """Write a secret and a newline to a file with mode 0600, atomically and durably."""
     secure_files.write_private(path, f"{secret}\n".encode())
 
 
 def read_secret(path: Path) -> str:
-    """Return the secret in a file, without white space around it.
-
-    Raises NotFound if there is no file; Rejected if others can read it, if it cannot be read, or if it contains no
-    text.
-    """
+    """Return the secret in a file, without white space around it."""
     try:
         secret = secure_files.read_private(path).decode().strip()
     except UnicodeDecodeError:

@@ -28,8 +28,8 @@ _SCOPE = "openid profile email"
 class PendingSignIn(msgspec.Struct, frozen=True):
     """One sign-in of a person at the external issuer, in progress (OAuth code flow with PKCE).
 
-    The service does not store it: the browser keeps `secret` in a cookie, and a new object with the same secret has the
-    same `state`, `nonce`, `verifier` and `challenge`. So only that browser can complete the sign-in.
+    The service does not store it: the browser keeps `secret` in a cookie, and all other values follow from it. So only
+    that browser can complete the sign-in.
     """
 
     secret: str  # the browser keeps it in a cookie
@@ -60,10 +60,7 @@ class PendingSignIn(msgspec.Struct, frozen=True):
         return _base64(hashlib.sha256(self.verifier.encode()).digest())
 
     def matches_state(self, state: str) -> bool:
-        """Return whether `state`, as the issuer sent it back by way of the browser, is that of this sign-in.
-
-        Any text may be given; it is compared in constant time.
-        """
+        """Return whether `state`, as the issuer sent it back by way of the browser, is that of this sign-in."""
         return hmac.compare_digest(state.encode("utf-8", "surrogatepass"), self.state.encode())
 
     def _derive(self, what: str) -> str:
@@ -80,9 +77,7 @@ class AuthorizationCodeFlow:
     """Signs people in to the portal at an external issuer, as its client `client_id`.
 
     Call `authorization_url` first, for the browser, then `redeem_code` with the code that the browser brings back. With
-    a `secret` it authenticates as a confidential client, without one as a public client; PKCE is used in both cases. It
-    fetches the issuer's configuration when it is first needed, with the HTTP client of `issuer` (also an attribute),
-    and keeps it for an hour, or longer while the issuer is unreachable.
+    a `secret` it authenticates as a confidential client, without one as a public client; PKCE is used in both cases.
     """
 
     def __init__(self, issuer: ExternalIssuer, client_id: str, secret: str = "") -> None:
@@ -96,12 +91,7 @@ class AuthorizationCodeFlow:
         self._redemption_slots = asyncio.Semaphore(_MAX_CONCURRENT_REDEMPTIONS)
 
     async def authorization_url(self, sign_in: PendingSignIn, redirect_uri: str, now: float) -> str:
-        """Return the URL at the issuer to which the browser is redirected to begin this sign-in.
-
-        `redirect_uri` is where the issuer sends the browser back; `now` is real time. May fetch the issuer's
-        configuration. Raises Unavailable if that cannot be fetched and was never known; for five seconds after a
-        failure it is not tried again.
-        """
+        """Return the URL at the issuer to which the browser is redirected to begin this sign-in."""
         endpoint = (await self._current_configuration(now)).authorization_endpoint
         parameters = {
             "response_type": "code",
@@ -118,10 +108,7 @@ class AuthorizationCodeFlow:
     async def redeem_code(self, code: str, sign_in: PendingSignIn, redirect_uri: str, now: float) -> Claims:
         """Exchange the code for an id token at the issuer, and return the claims of the verified id token.
 
-        `code` is what the browser brought back. The caller must have checked `matches_state`; `redirect_uri` is the
-        same as in `authorization_url`; `now` is real time. At most three exchanges run at once; others wait. Raises
-        Unauthenticated if the issuer refuses the code, InvalidToken if the id token is not valid, Unavailable if the
-        issuer fails or cannot be reached. Creates no session.
+        The caller must have checked `matches_state`. At most three exchanges run at once.
         """
         configuration = await self._current_configuration(now)
         form = {

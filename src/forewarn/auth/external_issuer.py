@@ -49,11 +49,6 @@ class _JwksDocument(msgspec.Struct, frozen=True):
 
 
 def _parse_jwks(document: bytes) -> dict[str, _VerificationKey]:
-    """Return the signature keys of a JWKS document by key id (RFC 7517).
-
-    Ignores keys without an id, short RSA keys, and other types, curves and algorithms. Raises Unavailable if the
-    document is not valid or has no usable key.
-    """
     try:
         listed = msgspec.json.decode(document, type=_JwksDocument).keys
     except (ValueError, RecursionError) as error:
@@ -134,11 +129,8 @@ class _ExternalPayload(RegisteredClaims, frozen=True, kw_only=True):
 class ExternalIssuer:
     """Verifies the tokens of one external OpenID Connect issuer, with its public keys.
 
-    Tokens must name `issuer_url` (the attribute `url`) as their issuer and one of `audiences`. The keys are fetched
-    with `client` when a token needs them, from `jwks_url` or, if it is "", from the address in the issuer's
-    configuration. They are fetched again after an hour, and for a token with an unknown key, but not within 30 s of the
-    last attempt (5 s while no key is known); while the issuer is unreachable, the old keys stay in use. The constructor
-    fetches nothing, and raises Rejected if there is no audience, or if a URL is neither https nor on loopback.
+    The keys are fetched when a token needs them, again after an hour, and for a token with an unknown key, but not
+    within 30 s of the last attempt; while the issuer is unreachable, the old keys stay in use.
     """
 
     def __init__(self, issuer_url: str, audiences: Iterable[str], jwks_url: str = "", *, client: HttpClient) -> None:
@@ -159,21 +151,14 @@ class ExternalIssuer:
         self._fetch_task: asyncio.Task[None] | None = None
 
     async def verify(self, token: str, now: float) -> Claims:
-        """Return the claims of a valid access token of the issuer; `now` is real time.
-
-        The ids are `oidc:` and the token's oid, else its sub; for the token of an app, `oidc:` and the app's id come
-        first. May fetch the issuer's keys. Raises InvalidToken if signature, issuer, audience or times are wrong, or
-        the token names no owner; Unavailable if no key is known. Grants are not checked.
-        """
+        """Return the claims of a valid access token of the issuer; `now` is real time."""
         payload = await self._verified_payload(token, self.audiences, now)
         return _claims_from_payload(payload, _principal_ids(payload))
 
     async def verify_id_token(self, id_token: str, *, client_id: str, nonce: str, now: float) -> Claims:
         """Return the claims of the id token of a sign-in, with the same ids as the person's access tokens.
 
-        The token's audience, and its `azp` if it has one, must be `client_id`, not one of the issuer's audiences, and
-        the token must contain `nonce`; `now` is real time. May fetch the issuer's keys. Raises InvalidToken if the
-        token is not valid or of another sign-in, Unavailable if no key is known.
+        The token's audience, and its `azp` if it has one, must be `client_id`, not one of the issuer's audiences.
         """
         payload = await self._verified_payload(id_token, frozenset({normalize_audience(client_id)}), now)
         if payload.azp is not None and payload.azp != client_id:

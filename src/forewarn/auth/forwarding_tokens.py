@@ -20,10 +20,7 @@ _AUDIENCE = "forewarn control nodes"
 
 
 class ForwardedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a control node tells the active node about a call that it forwards: how and from whom it came.
-
-    It is the content of a forwarding token.
-    """
+    """What a control node tells the active node about a call that it forwards: how and from whom it came."""
 
     node: str  # the name of the forwarding node
     scheme: str  # `https`, or `http` from a browser on the node's own machine
@@ -37,11 +34,7 @@ class _ForwardingPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defau
 
 
 class ForwardingTokens:
-    """Signs and verifies the tokens with which a control node vouches for a call that it forwards.
-
-    A token is valid for a minute of real time. `key` is the signing key that all control nodes share; a forwarding
-    token is not valid as an access token or session, nor the reverse. `real_time` returns POSIX seconds.
-    """
+    """Signs and verifies the tokens with which a control node vouches for a call; they are valid for a minute."""
 
     def __init__(self, key: SigningKey, real_time: Callable[[], float]) -> None:
         self._key = key
@@ -49,11 +42,7 @@ class ForwardingTokens:
         self._issued: dict[ForwardedCall, IssuedToken] = {}  # signing takes about a millisecond
 
     def issue(self, call: ForwardedCall) -> str:
-        """Return a signed token that contains `call`; equal calls may get the same token.
-
-        A cached token is used while more than half of its minute is left. The token says nothing about the request
-        itself.
-        """
+        """Return a signed token that contains `call`; equal calls may get the same token."""
         now = self._real_time()
         issued = self._issued.get(call)
         if issued is None or not issued.is_fresh(now):
@@ -61,12 +50,7 @@ class ForwardingTokens:
         return issued.token
 
     def verify(self, token: str) -> ForwardedCall:
-        """Return the `ForwardedCall` in a forwarding token that another control node has signed.
-
-        Raises InvalidToken if it is malformed, expired, not a forwarding token, or not signed with the key that the
-        control nodes share (reason UNKNOWN_KEY for another key). The clocks of the nodes must agree within a minute. A
-        token may be presented more than once.
-        """
+        """Return the call in another node's token. The clocks of the nodes must agree within a minute."""
         header = jws.parse_header(token)
         if header.kid != self._key.kid:
             raise InvalidToken(

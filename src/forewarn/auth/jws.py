@@ -23,10 +23,7 @@ PayloadT = TypeVar("PayloadT")
 
 
 class JwsHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of a token (JWS), read before anything is verified: it may be forged.
-
-    Only these fields are read; keys and addresses of keys in a header are ignored.
-    """
+    """The header of a token (JWS), read before anything is verified: it may be forged."""
 
     alg: str  # the algorithm of the signature, such as RS256
     kid: str = ""  # the id of the key; "": not given
@@ -34,19 +31,12 @@ class JwsHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sign(content: bytes, key: rsa.RSAPrivateKey, *, algorithm: str, kid: str) -> str:
-    """Return a signed token with the payload `content`, in the compact form of RFC 7515.
-
-    `algorithm` is that of JWS, such as RS256; `kid` is the id of the key, and gets into the header.
-    """
+    """Return a signed token with the payload `content`, in the compact form of RFC 7515."""
     return _pyjws.encode(content, key, algorithm=algorithm, headers={"kid": kid})
 
 
 def parse_header(token: str) -> JwsHeader:
-    """Return the header of a token without verifying the token.
-
-    Raises InvalidToken (MALFORMED) if the token is malformed, is not ASCII, has more than 16,384 characters, or has a
-    `crit` header.
-    """
+    """Return the header of a token without verifying the token."""
     if len(token) > _MAX_TOKEN_CHARACTERS or not token.isascii() or token.count(".") != 2:
         raise InvalidToken(TokenErrorReason.MALFORMED, _MALFORMED_TEXT)
     segment = token.partition(".")[0]
@@ -74,9 +64,7 @@ def verify_payload(
 ) -> PayloadT:
     """Return the payload of a token, decoded to `payload_type`, after verifying its signature.
 
-    InvalidToken: BAD_SIGNATURE if the signature is wrong, MALFORMED if the form or the payload is not valid, or if the
-    token has another algorithm than `algorithm` (of JWS, such as RS256). Claims such as the expiry are not checked: see
-    `claims.check_claims`.
+    Claims such as the expiry are not checked: see `claims.check_claims`.
     """
     try:
         content = _pyjws.decode(token, key, algorithms=[algorithm])

@@ -18,12 +18,7 @@ _FORM_HEADERS = {**_HEADERS, "Content-Type": "application/x-www-form-urlencoded"
 
 
 async def fetch_document(client: HttpClient, url: str) -> bytes:
-    """Send a GET request for JSON, and return the body of the answer, undecoded.
-
-    Raises Unavailable if no answer begins within five seconds, or if the answer is not 2xx (redirects are not
-    followed), is longer than 1 MiB, breaks off, or takes another five seconds; Rejected unless the URL is https or on
-    loopback.
-    """
+    """Send a GET request for JSON, and return the body of the answer, undecoded."""
     status, content = await _exchange(client, "GET", url, _HEADERS)
     if status >= 300:
         raise Unavailable(f"{url!r} answered {status}")
@@ -33,13 +28,7 @@ async def fetch_document(client: HttpClient, url: str) -> bytes:
 async def post_form(
     client: HttpClient, url: str, fields: Mapping[str, str], authorization: str = ""
 ) -> tuple[int, bytes]:
-    """Send `fields` as a URL-encoded form by POST, and return the status and body of the answer.
-
-    Error statuses and redirects are returned too, not raised or followed. `authorization` is the value of that header
-    ("" for none). Raises Unavailable if no answer begins within five seconds, or if a 2xx answer breaks off, takes
-    another five seconds, or is longer than 1 MiB; the body of any other answer may be cut. Raises Rejected unless the
-    URL is https or on loopback.
-    """
+    """Send a URL-encoded form by POST, and return status and body; error statuses and redirects are returned too."""
     headers = {**_FORM_HEADERS, **({"Authorization": authorization} if authorization else {})}
     return await _exchange(client, "POST", url, headers, urlencode(fields).encode())
 
@@ -60,10 +49,7 @@ async def _exchange(
 
 
 def require_https(url: str) -> None:
-    """Raise Rejected unless the URL is https, or http on loopback: keys over plain http could be forged.
-
-    Loopback is `localhost` or a loopback address. Text without a host, or with an invalid port, is rejected too.
-    """
+    """Raise Rejected unless the URL is https, or http on loopback: keys over plain http could be forged."""
     try:
         parts = urlsplit(url)
         is_safe = parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname))
@@ -85,10 +71,7 @@ _BASIC, _POST = "client_secret_basic", "client_secret_post"
 
 
 class OidcConfiguration(msgspec.Struct, frozen=True):
-    """The parts of an issuer's openid-configuration document that sign-in and verification need.
-
-    `fetch_oidc_configuration` makes it; the URLs in it are as the issuer wrote them, not checked.
-    """
+    """The parts of an issuer's openid-configuration that we need, as the issuer wrote them, not checked."""
 
     issuer: str  # its URL
     jwks_uri: str  # where its public keys are
@@ -98,21 +81,13 @@ class OidcConfiguration(msgspec.Struct, frozen=True):
 
     @property
     def takes_secret_in_form(self) -> bool:
-        """Whether a client must send its secret as a form field, because Basic authentication is not listed.
-
-        False if the issuer supports `client_secret_basic`, or neither that nor `client_secret_post`.
-        """
+        """Whether a client must send its secret as a form field, because Basic authentication is not listed."""
         known = self.token_endpoint_auth_methods_supported
         return _BASIC not in known and _POST in known
 
 
 async def fetch_oidc_configuration(client: HttpClient, issuer_url: str) -> OidcConfiguration:
-    """Fetch the openid-configuration of an issuer, below its URL at `.well-known/`.
-
-    Raises Unavailable if the issuer does not answer, the document cannot be read, or it names another issuer (a slash
-    at the end is ignored); Rejected unless the issuer's URL is https or on loopback. The URLs in the document are not
-    checked. Nothing is cached.
-    """
+    """Fetch the openid-configuration of an issuer, below its URL at `.well-known/`."""
     try:
         content = await fetch_document(client, f"{issuer_url.rstrip('/')}/.well-known/openid-configuration")
         configuration = msgspec.json.decode(content, type=OidcConfiguration)

@@ -44,10 +44,7 @@ class HasPublicKey(Protocol):
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Return the first certificate in a PEM file.
-
-    Raises Rejected if it contains none or cannot be read, NotFound if there is no file.
-    """
+    """Return the first certificate in a PEM file."""
     try:
         return x509.load_pem_x509_certificates(secure_files.read_public(path))[0]
     except ValueError as error:
@@ -57,10 +54,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:
-    """Return the private key in PEM content, of any algorithm; `path` is only named in errors.
-
-    Raises Rejected if the content is no private key, or is encrypted.
-    """
+    """Return the private key in PEM content, of any algorithm; `path` is only named in errors."""
     try:
         return serialization.load_pem_private_key(content, password=None)
     except TypeError:
@@ -71,19 +65,13 @@ def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:
 
 
 def write_key(path: Path, key: PrivateKeyTypes) -> None:
-    """Write a private key unencrypted (PEM, PKCS 8) to a file with mode 0600, atomically and durably.
-
-    Replaces an existing file. Raises Unavailable if that fails, for example because the directory does not exist.
-    """
+    """Write a private key unencrypted (PEM, PKCS 8) to a file with mode 0600, atomically and durably."""
     pkcs8, unencrypted = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     secure_files.write_private(path, key.private_bytes(serialization.Encoding.PEM, pkcs8, unencrypted))
 
 
 def write_certificate(path: Path, certificate: x509.Certificate) -> None:
-    """Write a certificate as PEM to a file with mode 0644, atomically and durably.
-
-    Replaces an existing file. Raises Unavailable if that fails, for example because the directory does not exist.
-    """
+    """Write a certificate as PEM to a file with mode 0644, atomically and durably."""
     secure_files.write_public(path, certificate.public_bytes(serialization.Encoding.PEM))
 
 
@@ -95,8 +83,7 @@ def public_keys_match(one: HasPublicKey, other: HasPublicKey) -> bool:
 def validity_problem(path: Path, facts: CertificateFacts, now: float, advice: str) -> str:
     """Return why the certificate with these facts is not valid now, with `advice`; "" if it is valid.
 
-    `path` is named in the text; `now` is real time. This is no error: the clock may be wrong, and VMs must be served
-    all the same.
+    This is no error: the clock may be wrong, and VMs must be served all the same.
     """
     if now >= facts.not_after:
         return f"certificate {str(path)!r} expired at {iso_date(facts.not_after)}: {advice}"
@@ -107,11 +94,7 @@ def validity_problem(path: Path, facts: CertificateFacts, now: float, advice: st
 
 
 def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:
-    """Return the fingerprint, names and validity of a certificate, as they are compared and shown.
-
-    The names are the subject alternative names; a common name is ignored. Nothing is checked: the certificate may have
-    expired.
-    """
+    """Return the fingerprint, names and validity of a certificate, as they are compared and shown."""
     return CertificateFacts(
         fingerprint=certificate.fingerprint(SHA256()).hex(":").upper(),
         names=names_in_certificate(certificate),

@@ -15,27 +15,17 @@ _PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write `content` to a file with mode 0600, atomically and durably; it replaces an existing one.
-
-    Raises Unavailable if that fails, also if there is no such directory.
-    """
+    """Write `content` to a file with mode 0600, atomically and durably; it replaces an existing one."""
     _write_atomically(path, content, _PRIVATE_MODE)
 
 
 def write_public(path: Path, content: bytes) -> None:
-    """Write `content` to a file with mode 0644, atomically and durably; it replaces an existing one.
-
-    Raises Unavailable if that fails, also if there is no such directory.
-    """
+    """Write `content` to a file with mode 0644, atomically and durably; it replaces an existing one."""
     _write_atomically(path, content, _PUBLIC_MODE)
 
 
 def read_private(path: Path) -> bytes:
-    """Return the content of a file with a secret, after checking that only its owner has access.
-
-    Raises Rejected if its mode allows group or others any access, if it cannot be read, or if it is not a regular file;
-    NotFound if it does not exist.
-    """
+    """Return the content of a file with a secret, after checking that only its owner has access."""
     with _open_regular_file(path) as descriptor:
         mode = os.fstat(descriptor).st_mode
         if mode & 0o077:
@@ -47,19 +37,13 @@ def read_private(path: Path) -> bytes:
 
 
 def read_public(path: Path) -> bytes:
-    """Return the content of a regular file. NotFound if it is missing.
-
-    Raises Rejected if it cannot be read or is not a regular file.
-    """
+    """Return the content of a regular file. NotFound if it is missing."""
     with _open_regular_file(path) as descriptor:
         return _read_all(descriptor)
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory with mode 0700, and its parents, if it is missing. Rejected if that fails.
-
-    An existing directory keeps its mode; new parents get the usual one.
-    """
+    """Create a directory with mode 0700, and its parents, if it is missing. Rejected if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -44,10 +44,7 @@ class SignInLink:
 
 
 class SignInLinks:
-    """Makes and redeems sign-in links. They are kept in memory only, at most 256; a restart forgets them.
-
-    The URL of a link is `prefix` and a random code; `real_time` returns POSIX seconds.
-    """
+    """Makes and redeems sign-in links. They are kept in memory only, at most 256; a restart forgets them."""
 
     def __init__(self, prefix: str, real_time: Callable[[], float]) -> None:
         self._prefix = prefix
@@ -55,11 +52,7 @@ class SignInLinks:
         self._open_links: dict[bytes, tuple[SignInIdentity, float]] = {}  # oldest first
 
     def create(self, identity: SignInIdentity) -> SignInLink:
-        """Return a new link that signs this identity in once, within 15 minutes of real time.
-
-        If 256 links are kept already, forgets the oldest one, which then no longer works. Only a hash of the code is
-        kept.
-        """
+        """Return a new link that signs this identity in once, within 15 minutes of real time."""
         code, ends_at = secrets.token_urlsafe(_LINK_CODE_BYTES), self._real_time() + LINK_LIFETIME_S
         while len(self._open_links) >= _MAX_OPEN_LINKS:
             del self._open_links[next(iter(self._open_links))]
@@ -67,11 +60,7 @@ class SignInLinks:
         return SignInLink(url=f"{self._prefix}{code}", ends_at=ends_at)
 
     def redeem(self, code: str) -> SignInIdentity:
-        """Return the identity of the link that ends with this code, and invalidate the link.
-
-        Raises Unauthenticated if there is no such link, or if it was used or forgotten or has expired. Creates no
-        session.
-        """
+        """Return the identity of the link that ends with this code, and invalidate the link."""
         identity, ends_at = self._open_links.pop(_hash_link_code(code), (None, 0.0))
         if identity is None or not self._real_time() < ends_at:
             raise Unauthenticated(_LINK_INVALID_TEXT)
@@ -90,10 +79,7 @@ _SESSION_ENDED_TEXT = "the session is over: sign in again"
 
 
 class PortalSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A verified portal session, read from the browser's cookie by `SessionIssuer.verify`.
-
-    It says who signed in, and how, but not what the person may do: grants are looked up at every request.
-    """
+    """A verified portal session. It does not say what the person may do: grants are looked up at every request."""
 
     id: str  # random; EndedSessions names it
     ends_at: float  # real time, in POSIX seconds
@@ -114,28 +100,20 @@ class _SessionPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults
 class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
     """The sessions that were ended before their time, by person: an immutable value that the store keeps.
 
-    Sessions are not stored, so this is how a sign-out stays in force. It is empty at first. If one person ends more
-    than 1,000 sessions, all sessions of that person that expire by `until` count as ended.
+    Sessions are not stored, so this is how a sign-out stays in force. If one person ends more than 1,000 sessions, all
+    sessions of that person that expire by `until` count as ended.
     """
 
     ids: dict[str, dict[str, float]] = {}  # primary id → session id → when it would have expired (real time)
     until: dict[str, float] = {}  # primary id → sessions that expire by then (inclusive, real time) count as ended
 
     def contains(self, session: PortalSession) -> bool:
-        """Return whether the session was ended before its time; whether it has expired is not checked.
-
-        Also returns True for a session that expires no later than `until` of its person.
-        """
+        """Return whether the session was ended before its time; whether it has expired is not checked."""
         who = session.claims.primary_id
         return session.id in self.ids.get(who, {}) or session.ends_at <= self.until.get(who, 0.0)
 
     def with_session(self, session: PortalSession, now: float, limit: int = _MAX_ENDED_PER_PERSON) -> EndedSessions:
-        """Return a copy to which this session is added, without the sessions that have expired at `now`.
-
-        Stores nothing; `self` is unchanged. At most `limit` sessions per person, those that expire last, are listed by
-        id. The others count as ended by `until`, together with all sessions of that person that expire as early. `now`
-        is real time.
-        """
+        """Return a copy to which this session is added, without the sessions that have expired at `now`."""
         who = session.claims.primary_id
         remaining = {person: sessions for person in self.ids if (sessions := _unexpired(self.ids[person], now))}
         latest = sorted([*remaining.get(who, {}).items(), (session.id, session.ends_at)], key=lambda each: -each[1])
@@ -150,11 +128,7 @@ def _unexpired(ends: dict[str, float], now: float) -> dict[str, float]:
 
 
 class SessionIssuer:
-    """Issues and verifies portal sessions, which are signed texts in a cookie. Stores no sessions.
-
-    `key` signs them, and `tenant_id`, the id of this service's tenant, is the issuer in them. A session is not valid as
-    an access token, nor the reverse. Verified signatures are cached in memory.
-    """
+    """Issues and verifies portal sessions, which are signed texts in a cookie. Stores no sessions."""
 
     def __init__(self, *, key: SigningKey, tenant_id: str) -> None:
         self._key = key
@@ -162,12 +136,7 @@ class SessionIssuer:
         self._verified: OrderedDict[str, _SessionPayload] = OrderedDict()  # a cache
 
     def issue(self, claims: Claims, now: float, *, issuer: str = "", is_owner: bool = False) -> str:
-        """Return a new session as a signed text for a cookie, valid for 12 hours of real time from `now`.
-
-        `issuer` is the external issuer that identified the person; "": this service did. `is_owner` makes it a session
-        of the service's owner. Of `claims`, only the ids, the name and the fingerprint of the secret are kept. Sets no
-        cookie and stores nothing.
-        """
+        """Return a new session as a signed text for a cookie, valid for 12 hours of real time from `now`."""
         payload = _SessionPayload(
             iss=self._tenant_id,
             aud=min(_SESSION_AUDIENCE),
@@ -183,9 +152,8 @@ class SessionIssuer:
         return jws.sign(msgspec.json.encode(payload), self._key.private, algorithm=SIGNING_ALGORITHM, kid=self._key.kid)
 
     def verify(self, text: str, now: float) -> PortalSession:
-        """Return the session in `text`, the value of a cookie; `now` is real time.
+        """Return the session in `text`, the value of a cookie.
 
-        Raises InvalidToken if it is malformed, forged, expired, or was not issued with this service's key and tenant.
         The caller must still check whether EndedSessions contains it, and whether its client exists and has the same
         secret.
         """

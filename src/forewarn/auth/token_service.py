@@ -21,9 +21,7 @@ _ID_NAMESPACE = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # for the obj
 class TokenService:
     """Issues access tokens to clients and VMs, and verifies the tokens that callers send.
 
-    `issuer` makes our own tokens, which name the tenant `tenant_id`. `external` verifies the tokens of an external
-    issuer, if there is one (else None); clients then get their tokens from that issuer, while VMs still get ours. All
-    three are also attributes.
+    With an `external` issuer clients get their tokens there, while VMs still get ours.
     """
 
     def __init__(self, *, issuer: TokenIssuer, tenant_id: str, external: ExternalIssuer | None = None) -> None:
@@ -32,27 +30,17 @@ class TokenService:
         self.external = external
 
     def issue_for_client(self, client: RegisteredClient, audience: str, now: float) -> IssuedToken:
-        """Return an access token for a client. The caller has checked its secret, and checks the audience.
-
-        The token may be a cached one with more than half of its lifetime left. It is invalid once the client has
-        another secret. `now` is real time. This works even with an external issuer, although `verify` then refuses the
-        token.
-        """
+        """Return an access token for a client. The caller has checked its secret, and checks the audience."""
         return self.issuer.issue_token(self._client_subject(client), audience, now)
 
     def issue_for_vm(self, identity: ManagedIdentity, audience: str, now: float) -> IssuedToken:
-        """Return an access token for a VM's managed identity. The audience is not checked.
-
-        The token may be a cached one with more than half of its lifetime left. `now` is real time.
-        """
+        """Return an access token for a VM's managed identity. The audience is not checked."""
         return self.issuer.issue_token(self._identity_subject(identity), audience, now)
 
     async def verify(self, token: str, now: float) -> Claims:
-        """Return the claims of an access token from us or from the external issuer; `now` is real time.
+        """Return the claims of an access token from us or from the external issuer.
 
-        The external issuer, if there is one, verifies tokens that our key did not sign; our own tokens are then valid
-        only for VMs. Raises InvalidToken, or Unavailable if the keys of the external issuer are not known. Whether the
-        client or VM still exists, or the client has another secret, is not checked.
+        Whether the client or VM still exists, or the client has another secret, is not checked.
         """
         try:
             claims = self.issuer.verify(token, now)
@@ -89,10 +77,7 @@ class TokenService:
 
 
 def claims_of_client(client: RegisteredClient) -> Claims:
-    """Return the claims of a client that has proven its secret itself, without a token.
-
-    They have no expiry (0) and no tenant. The secret is not checked here; its fingerprint is in the claims.
-    """
+    """Return the claims of a client that has proven its secret itself, without a token."""
     return Claims(
         ids=(client.principal_id,),
         name=client.name or client.id,
@@ -107,22 +92,14 @@ def _derive_id(what: str, of: str) -> str:
 
 
 class VmTokens:
-    """Issues managed identity tokens to VMs at the metadata endpoint.
-
-    Without a `token_service` it issues none. `token_service` decides which audiences are accepted. The refusal of any
-    other audience names Azure's audiences, then `url`, the address of the service, which has no other use.
-    """
+    """Issues managed identity tokens to VMs at the metadata endpoint; none without a `token_service`."""
 
     def __init__(self, token_service: TokenService | None = None, url: str = "") -> None:
         self._token_service = token_service
         self._accepted_audiences = (*MANAGEMENT_AUDIENCES, url) if token_service else ()
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Return a token of the VM's identity for `resource` (an audience), or WrongResource.
-
-        WrongResource, which is returned and not raised, has the accepted audiences; without a `token_service` there are
-        none. The token may be a cached one with more than half of its lifetime left.
-        """
+        """Return a token of the VM's identity for `resource` (an audience), or WrongResource."""
         if self._token_service is None or not self._token_service.issuer.accepts(resource):
             return WrongResource(accepted=self._accepted_audiences)
         # Normalized, because every other spelling would need another signature.

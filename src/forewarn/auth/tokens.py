@@ -34,10 +34,7 @@ _RSA_BITS = 2048
 
 
 class SigningKey:
-    """The RSA key pair that signs our tokens and sessions (RS256).
-
-    `private` and `public` are its two halves; `kid`, the id that tokens name, is its thumbprint (RFC 7638).
-    """
+    """The RSA key pair that signs our tokens and sessions; `kid` is its thumbprint (RFC 7638)."""
 
     def __init__(self, private: rsa.RSAPrivateKey) -> None:
         self.private = private
@@ -47,11 +44,7 @@ class SigningKey:
 
     @classmethod
     def load_or_create(cls, path: Path) -> SigningKey:
-        """Load the private key from a PEM file; if there is no file, create one with a new RSA key.
-
-        Also creates a missing directory. Raises Rejected if the file has no RSA key of at least 2048 bits, if others
-        can read it, or if its directory cannot be created; Unavailable if the file cannot be written.
-        """
+        """Load the private key from a PEM file; if there is no file, create one with a new RSA key."""
         if not path.exists():
             secure_files.make_directory(path.parent)
             pem.write_key(path, rsa.generate_private_key(public_exponent=65537, key_size=_RSA_BITS))
@@ -95,10 +88,7 @@ _MAX_CACHED_TOKENS = 1024  # signing a token takes about a millisecond
 
 
 class TokenSubject(msgspec.Struct, frozen=True, kw_only=True):
-    """The owner of a token that is issued: a client, or a VM's managed identity if `vm_id` is given.
-
-    Equal subjects may share a cached token.
-    """
+    """The owner of a token that is issued: a client, or a VM's managed identity if `vm_id` is given."""
 
     client_id: str  # the claim `appid`
     object_id: str  # the claims `oid` and `sub`
@@ -121,10 +111,7 @@ class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
         return f"IssuedToken(expires_at={self.expires_at})"  # the token is a secret
 
     def is_fresh(self, now: float) -> bool:
-        """Return whether more than half of the token's lifetime is left, so that it may be given out again.
-
-        `now` is real time. Returns False if `now` is before its issue, because the clock was set back.
-        """
+        """Return whether more than half of the token's lifetime is left, so that it may be given out again."""
         return self.issued_at <= now < (self.issued_at + self.expires_at) / 2
 
 
@@ -148,9 +135,7 @@ class _TokenPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults=T
 class TokenIssuer:
     """Issues our own access tokens in the form of Azure's, and verifies them.
 
-    `url` is the issuer in the tokens, and `key` signs them. `lifetime_s` is how long a token is valid, in seconds of
-    real time. Tokens can be issued for any audience; `verify` accepts tokens for Azure's management audiences and for
-    `audiences`. Up to 1,024 tokens are cached in memory.
+    Tokens can be issued for any audience; `verify` accepts Azure's management audiences and `audiences`.
     """
 
     def __init__(self, url: str, key: SigningKey, lifetime_s: int = 3600, audiences: Iterable[str] = ()) -> None:
@@ -161,11 +146,7 @@ class TokenIssuer:
         self._cached_tokens: OrderedDict[tuple[TokenSubject, str], IssuedToken] = OrderedDict()
 
     def issue_token(self, subject: TokenSubject, audience: str, now: float) -> IssuedToken:
-        """Return a token for this owner and audience, cached while more than half of its life is left.
-
-        The audience is not checked: `verify` may refuse the token. A new token is valid for `lifetime_s` from `now`,
-        which is real time.
-        """
+        """Return a token for this owner and audience, cached while more than half of its life is left."""
         key = (subject, audience)
         token = self._cached_tokens.get(key)
         if token is None or not token.is_fresh(now):
@@ -176,10 +157,7 @@ class TokenIssuer:
         return token
 
     def accept_audiences(self, audiences: Iterable[str]) -> None:
-        """Make `verify` and `accepts` accept these audiences too, until the process ends.
-
-        They are compared as `normalize_audience` returns them. Nothing is stored.
-        """
+        """Make `verify` and `accepts` accept these audiences too, until the process ends."""
         self._audiences |= normalize_audiences(audiences)
 
     def accepts(self, audience: str) -> bool:
@@ -187,11 +165,10 @@ class TokenIssuer:
         return normalize_audience(audience) in self._audiences
 
     def verify(self, token: str, now: float) -> Claims:
-        """Return the claims of a valid token that this issuer has signed; `now` is real time.
+        """Return the claims of a valid token that this issuer has signed.
 
-        Checks signature, issuer, audience and times, and raises InvalidToken if one of them is wrong; its reason is
-        UNKNOWN_KEY if another key has signed the token, perhaps that of another issuer. It does not check whether the
-        client or VM still exists, nor whether the client has a new secret by now.
+        UNKNOWN_KEY means that another key has signed it, perhaps that of another issuer. Whether the client or VM still
+        exists is not checked.
         """
         header = jws.parse_header(token)
         if header.kid != self._key.kid:

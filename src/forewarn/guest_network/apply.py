@@ -24,34 +24,20 @@ RULE_PRIORITY = 16925  # after the local table (0), before the main one (32766)
 
 @dataclass(frozen=True, slots=True)
 class ApplyOutcome:
-    """A plan for this host, and what differed from it, in words, when the host was read.
-
-    `compare_here` changes nothing and returns what differs; `apply_plan` returns what differed before it changed the
-    host.
-    """
+    """A plan for this host, and what differed from it, in words, when the host was read."""
 
     plan: NetworkPlan
     differences: tuple[str, ...]  # clauses without a full stop; only `compare_here` adds missing devices; (): none
 
 
 def plan_here(named: NamedInterfaces, state_file: Path, *, with_firewall: bool = True) -> NetworkPlan:
-    """Return the plan for the named interfaces on this host as it is now; changes nothing.
-
-    `state_file` is the record of earlier changes; one that does not exist counts as empty. With `with_firewall` the
-    firewall is read too, which needs root; the plan is the same without it. Raises Rejected if the interfaces do not
-    fit this host or each other, the state file cannot be used, or a program such as `ip` fails.
-    """
+    """Return the plan for the named interfaces on this host as it is now; changes nothing."""
     record = read_record(state_file) or Record()
     return build_plan(named.interfaces, read_machine(with_firewall=with_firewall), record.former)
 
 
 def compare_here(named: NamedInterfaces, state_file: Path) -> ApplyOutcome:
-    """Return the plan for the named interfaces, and all differences between it and this host, in words.
-
-    Changes nothing. Devices that are missing come first in the differences. `state_file` is the record of what was
-    applied; one that does not exist counts as empty. Needs root. Raises Rejected if the interfaces do not fit this host
-    or each other, the state file cannot be used, or a program such as `ip` or `nft` fails.
-    """
+    """Return the plan for the named interfaces, and all differences between it and this host, in words."""
     record, machine = read_record(state_file) or Record(), read_machine()
     plan = build_plan(named.interfaces, machine, record.former)
     changes = pending_changes(plan, machine, former=record.former, loaded=record.loaded)
@@ -63,14 +49,8 @@ def apply_plan(
 ) -> ApplyOutcome:
     """Change this host as the plan for the named interfaces says, and return what differed before.
 
-    Sets firewall, sysctls, the metadata address, rules and routes. It changes only what differs; missing devices do not
-    count as differences. Writes `state_file`, the record for `remove_plan`, before the first change and after the last.
-    Call it as root, within `exclusive_access`. After an error some changes may be made: the next call continues.
-
-    Raises Rejected if a device is missing, unless `wait_for_devices`, if a program fails, and if the plan is not
-    possible. Raises Refused while firewall tables of the documentation are loaded by hand, and, unless
-    `replace_earlier`, if the earlier plan had interfaces that are not named now and that came from options or from a
-    source that was not read.
+    Writes `state_file`, the record for `remove_plan`, before the first change and after the last. Call it as root,
+    within `exclusive_access`. After an error some changes may be made: the next call continues.
     """
     record, machine = read_record(state_file) or Record(), read_machine()
     plan = build_plan(named.interfaces, machine, record.former)
@@ -102,10 +82,8 @@ def apply_plan(
 def remove_plan(state_file: Path) -> bool:
     """Remove what `apply_plan` added here, and restore what it changed; False if there was nothing.
 
-    Deletes `state_file` if it returns True. Without a record of this boot in that file, removes our tables, rules and
-    routes, and leaves sysctls and the address as they are. Raises Rejected if the file cannot be read or is of another
-    network namespace, or if `ip` or `nft` fails; some changes may then be undone already, and the next call continues.
-    Sysctls of devices that are gone or were created again are not restored. Call it as root, within `exclusive_access`.
+    Without a record of this boot, removes our tables, rules and routes, and leaves sysctls and the address as they are.
+    Call it as root, within `exclusive_access`; after an error the next call continues.
     """
     record, machine = read_record(state_file), read_machine()
     if record is None and not (machine.tables or machine.rules or machine.routes):

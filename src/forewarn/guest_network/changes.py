@@ -31,10 +31,7 @@ _SET_MEANINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What must be changed on this host so that it is as planned; `pending_changes` computes it.
-
-    It is only a value, and is false if nothing must be changed. Missing devices are not in it.
-    """
+    """What must be changed on this host so that it is as planned; `pending_changes` computes it."""
 
     ruleset: tuple[str, ...]  # why the firewall's tables must be loaded again, in clauses; (): they need not
     sysctls: Mapping[str, int]  # to be set, by path below /proc/sys
@@ -59,12 +56,7 @@ def pending_changes(
     former: Mapping[str, FormerValue],
     loaded: Mapping[str, list[dict[str, Any]]],
 ) -> Changes:
-    """Return what must change so that the host (`machine`) is as planned.
-
-    It only computes, and changes nothing. Missing devices do not count as differences. `former` has the values of
-    sysctls before our first change, by path, and `loaded` the fixed part of our firewall tables, by family, as `nft`
-    listed them after they were loaded. Both come from the state file's record, and are empty without one.
-    """
+    """Return what must change so that the host (`machine`) is as planned."""
     return Changes(
         ruleset=tuple(_ruleset_differences(plan.elements, machine.tables, loaded)),
         sysctls={path: value for path, value in plan.sysctls.items() if machine.sysctls.get(path) != value},
@@ -78,11 +70,7 @@ def pending_changes(
 
 
 def restorable_sysctls(machine: HostState, former: Mapping[str, FormerValue]) -> dict[str, int]:
-    """Return the former values of sysctls, by path, that differ from today's and can be restored.
-
-    `former` has the values before our first change. Values of a device that is gone, or was created again since, are
-    left out. Sets nothing.
-    """
+    """Return the former values of sysctls, by path, that differ from today's and can be restored."""
     restored = {}
     for path, was in former.items():
         link = machine.links.get(device_of(path))
@@ -122,11 +110,7 @@ def _describe_element(name: str, element: Element) -> str:
 
 
 def describe_changes(changes: Changes, plan: NetworkPlan, machine: HostState) -> list[str]:
-    """Return a clause, without a full stop, for each pending change: what the host has or lacks now.
-
-    The firewall comes first, then sysctls, the address, rules and routes; [] if nothing must be changed. `changes` is
-    the difference between `plan` and `machine`.
-    """
+    """Return a clause, without a full stop, for each pending change: what the host has or lacks now."""
     devices = dict(plan.routes | machine.routes)
     lines = list(changes.ruleset)
     for path, value in (*changes.sysctls.items(), *changes.restored.items()):
@@ -145,8 +129,5 @@ def describe_changes(changes: Changes, plan: NetworkPlan, machine: HostState) ->
 
 
 def sysctl_name(path: str) -> str:
-    """Return a path below /proc/sys as sysctl names it: net.ipv4.fwmark_reflect.
-
-    A dot in the name of a device becomes a slash, as sysctl writes it.
-    """
+    """Return a path below /proc/sys as sysctl names it: net.ipv4.fwmark_reflect."""
     return ".".join(part.replace(".", "/") for part in path.split("/"))

@@ -36,11 +36,8 @@ def follow_devices(
     """Apply the plan for what `read` returns, now and repeatedly, until SIGINT or SIGTERM.
 
     Blocks, in the main thread; call it as root, within `exclusive_access`. A pass follows each change of network
-    devices, and 5 s after the last pass anyway. `read` is called for each pass, with True if what libvirt said last may
-    be used again. Devices may be missing. `replace_earlier` is for the first pass; later ones always drop VMs that are
-    no longer named. `on_change` is called with the first outcome and with each one that changed the host or the missing
-    devices. Errors of the first pass are raised. Later errors go to `on_error`, each once while it lasts, and the pass
-    is repeated after a second. When it returns, the host stays as it is.
+    devices, and 5 s after the last pass anyway. Errors of the first pass are raised; later ones go to `on_error`, and
+    the pass is repeated.
     """
     asyncio.run(_follow_until_signal(read, state_file, replace_earlier, on_change, on_error))
 

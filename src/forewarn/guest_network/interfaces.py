@@ -22,10 +22,7 @@ _LINK_LOCAL_PREFIX = "169.254."
 
 
 class Attachment(StrEnum):
-    """How the device of a VM is connected to the host: `tap` or `port`.
-
-    TAP: routed, the device is in no bridge. PORT: the device is a port of a Linux bridge.
-    """
+    """How the device of a VM is connected to the host: `tap` or `port`."""
 
     TAP = "tap"  # routed: the device is in no bridge
     PORT = "port"  # the device is a port of a Linux bridge
@@ -33,10 +30,7 @@ class Attachment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmInterface:
-    """One network device on this host that belongs to one VM, as an option, a file or libvirt names it.
-
-    The device need not exist yet.
-    """
+    """One network device on this host that belongs to one VM, as an option, a file or libvirt names it."""
 
     vm: str  # the VM's name, as the source writes it
     device: str  # the name of the device on the host
@@ -61,11 +55,7 @@ class InterfaceFile:
 
 
 def parse_option(text: str, attachment: Attachment) -> VmInterface:
-    """Return the interface of an option such as `web-0=vnet3,mac=52:54:00:00:00:01,ip=10.0.0.11`.
-
-    The text is VM=DEVICE followed by settings. `ip` may be repeated; of several `mac`, the last counts. Blanks around
-    the parts are ignored. Raises Rejected if the text has another form, a value is not valid, or a port has no MAC.
-    """
+    """Return the interface of an option such as `web-0=vnet3,mac=52:54:00:00:00:01,ip=10.0.0.11`."""
     vm, _, rest = text.partition("=")
     device, *settings = rest.split(",")
     example = "web-0=tap-web0" if attachment is Attachment.TAP else "web-0=vnet3,mac=52:54:00:00:00:01,ip=10.0.0.11"
@@ -84,13 +74,7 @@ def parse_option(text: str, attachment: Attachment) -> VmInterface:
 
 
 def parse_interface_file(text: str, path: str) -> InterfaceFile:
-    """Return the interfaces and libvirt URIs in the text of a TOML file, in its order; both may be empty.
-
-    Reads no file: `path` only names it in messages and as the source of its interfaces. The text has `[[interfaces]]`
-    tables with vm, tap or port, and optionally mac (required for a port), addresses and mark (1 to 4294967295); and
-    `libvirt`, a URI or a list of them. Raises Rejected with the line if the text is not TOML, or a key or value is
-    wrong. Devices named twice are not checked here; `combine_interfaces` does that.
-    """
+    """Return the interfaces and libvirt URIs in the text of a TOML file; `path` only names it in messages."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -145,13 +129,9 @@ def _parse_table(table: Mapping[str, Any]) -> VmInterface:
 def checked_interface(
     *, vm: str, device: str, attachment: Attachment, mac: str = "", addresses: Iterable[str] = ()
 ) -> VmInterface:
-    """Return an interface with its values trimmed and checked; Rejected if one is not valid.
+    """Return an interface with its values trimmed and checked.
 
-    `vm` is the VM's name, `device` the network device on this host, which need not exist, and `mac` "" if it is not
-    known. The MAC is put in lower case, the addresses are sorted as text, each once. An empty VM, a text that cannot be
-    the name of a device, a group MAC, and a port without a MAC are not valid, nor are addresses that are not IPv4, or
-    are multicast, unspecified or link-local. A port needs a MAC, because the rules that keep a VM to its own address
-    begin with it.
+    A port needs a MAC, because the rules that keep a VM to its own address begin with it.
     """
     vm, device, mac = vm.strip(), device.strip(), mac.strip().lower()
     if not vm:
@@ -184,9 +164,7 @@ def _checked_address(text: str, vm: str) -> str:
 def combine_interfaces(sources: Iterable[VmInterface]) -> tuple[VmInterface, ...]:
     """Return the interfaces of all sources, each device once, ordered by VM and device.
 
-    Two sources may describe the same device of the same VM, if they agree on what both say; a MAC, addresses or a mark
-    that the first leaves out is taken from the second. The result's source is the first of them, but "" if one is an
-    option. Raises Rejected if they contradict each other, even in tap or port, or if one device belongs to two VMs.
+    Two sources may describe the same device of the same VM, if they agree on what both say.
     """
     combined: dict[str, VmInterface] = {}
     for interface in sources:

@@ -34,12 +34,7 @@ class Domain:
 
 
 def parse_domain(xml: str) -> Domain:
-    """Return the name and interfaces of a running domain from the output of `virsh dumpxml`.
-
-    Only interfaces of the types `network`, `bridge` and `ethernet` with a device on the host can be used, in the order
-    of the XML; the others are in `skipped`, with the reason. MACs are in lower case. Raises Rejected if the text is not
-    the XML of a domain, or the domain has no name.
-    """
+    """Return the name and interfaces of a running domain from the output of `virsh dumpxml`."""
     root = _parse_xml(xml, "domain")
     name = (root.findtext("name") or "").strip()
     if not name:
@@ -67,10 +62,7 @@ def parse_domain(xml: str) -> Domain:
 
 
 def parse_reserved_addresses(xml: str) -> dict[str, str]:
-    """Return the IPv4 addresses, by MAC, that a network's DHCP server reserves, from `virsh net-dumpxml`.
-
-    MACs are in lower case. Returns {} if it reserves none. Raises Rejected if the text is not the XML of a network.
-    """
+    """Return the IPv4 addresses, by MAC, that a network's DHCP server reserves, from `virsh net-dumpxml`."""
     root = _parse_xml(xml, "network")
     reserved = {}
     for element in root.findall("ip"):

@@ -25,12 +25,7 @@ _SO_NETNS_COOKIE = 71
 
 
 def run_program(name: str, *arguments: str, text: str = "") -> str:
-    """Run a program, wait for its end, and return what it wrote to stdout; `text` is its input.
-
-    `name` is found on PATH or in the sbin directories; `arguments` are passed without a shell. Bytes that are not UTF-8
-    are replaced in what it wrote. Raises Rejected if it is not installed, cannot be run, exits with a status other than
-    0, or does not end within a minute and is killed; the message has the first two lines of its errors.
-    """
+    """Run a program, wait for its end, and return what it wrote to stdout; `text` is its input."""
     path = shutil.which(name) or shutil.which(name, path=os.pathsep.join(_MORE_DIRECTORIES))
     if path is None:
         raise Rejected(f"the program `{name}` is not installed: install the package {_PACKAGES.get(name, name)}")
@@ -58,10 +53,7 @@ def require_root(command: str) -> None:
 
 
 def namespace_cookie() -> int:
-    """Return the number of this process's network namespace, which no other one gets until the next boot.
-
-    Returns 0 if the kernel is too old to tell (before 5.14).
-    """
+    """Return the number of this process's network namespace, which no other one gets until the next boot."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), sys.byteorder)
@@ -78,19 +70,14 @@ def boot_id() -> str:
 
 
 def read_links() -> dict[str, Link]:
-    """Return all network devices of this process's network namespace, by name. Needs no privilege.
-
-    Runs `ip`; raises Rejected if it is not installed or fails.
-    """
+    """Return all network devices of this process's network namespace, by name. Needs no privilege."""
     return {link.name: link for link in map(_read_link, _ip_json("-d", "link", "show"))}
 
 
 def read_machine(*, with_firewall: bool = True) -> HostState:
     """Return what this host has now: devices, metadata address, sysctls, and our rules, routes and tables.
 
-    It reads this process's network namespace. Only root may read the firewall; with `with_firewall` False no privilege
-    is needed, and the state has no tables, as if none were loaded. Runs `ip` and `nft`; raises Rejected if one is not
-    installed, fails, or does not end within a minute.
+    Only root may read the firewall; without `with_firewall` the state has no tables, as if none were loaded.
     """
     addresses = _ip_json("-4", "addr", "show")
     tables = _read_tables() if with_firewall else set()
@@ -159,11 +146,7 @@ def _read_sysctls() -> dict[str, int]:
 
 
 def write_sysctl(path: str, value: int) -> None:
-    """Set a sysctl by its path below /proc/sys, such as net/ipv4/fwmark_reflect, until the next boot.
-
-    Does nothing if the path is of a device that is gone. Raises Rejected if this kernel has no such setting, or this
-    user may not change it.
-    """
+    """Set a sysctl by its path below /proc/sys, such as net/ipv4/fwmark_reflect, until the next boot."""
     try:
         (_SYSCTLS / path).write_text(f"{value}\n", encoding="ascii")
     except FileNotFoundError as error:

@@ -37,11 +37,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
-    """What the host has now, as far as it concerns the metadata address; `read_machine` reads it.
-
-    "Our own" rules, routes and firewall tables are those that `forewarn network apply` has set, in this or an earlier
-    run.
-    """
+    """What the host has now, as far as it concerns the metadata address; "our own" was set by `apply`."""
 
     links: Mapping[str, Link]  # by name
     address_devices: tuple[str, ...]  # the devices that have 169.254.169.254; mostly `lo` or none
@@ -71,19 +67,13 @@ class PlannedInterface:
 
     @property
     def bridge(self) -> str:
-        """The name of the bridge that a port is in; "" for a tap, and for a port that is in no bridge yet.
-
-        It is also "" if the device of the port does not exist.
-        """
+        """The name of the bridge that a port is in; "" for a tap, and for a port that is in no bridge yet."""
         is_port = self.interface.attachment is Attachment.PORT
         return self.link.master if self.link is not None and is_port else ""
 
     @property
     def waits_for(self) -> str:
-        """Why the device cannot be set up yet; "" if it can.
-
-        The text is `does not exist`, else `is in no bridge` (only for a port), else `is down`.
-        """
+        """Why the device cannot be set up yet; "" if it can."""
         if self.link is None:
             return "does not exist"
         if self.interface.attachment is Attachment.PORT and not self.link.master:
@@ -92,10 +82,7 @@ class PlannedInterface:
 
     @property
     def served_device(self) -> str:
-        """The device that the service listens on: the tap itself, or the bridge of a port.
-
-        A tap is named even if it does not exist yet; "" for a port that is in no bridge yet.
-        """
+        """The device that the service listens on: the tap itself, or the bridge of a port."""
         return self.interface.device if self.interface.attachment is Attachment.TAP else self.bridge
 
 
@@ -103,8 +90,8 @@ class PlannedInterface:
 class NetworkPlan:
     """What the host must have, besides the metadata address, so that its VMs are identified.
 
-    `build_plan` makes it; nothing is changed yet. Rules and routes send refusals, the answers to connections of VMs
-    while no service listens, back to the right device.
+    Rules and routes send refusals, the answers to connections of VMs while no service listens, back to the right
+    device.
     """
 
     interfaces: tuple[PlannedInterface, ...]  # all that were named, in their order, also those with missing devices
@@ -116,11 +103,7 @@ class NetworkPlan:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The interfaces whose devices do not exist, are down or are in no bridge yet, as clauses.
-
-        A clause is, for example, `tap tap0 of VM web-0 does not exist`. They are in the order of the plan; () if all
-        devices are ready.
-        """
+        """The interfaces whose devices do not exist, are down or are in no bridge yet, as clauses."""
         return tuple(f"{each.interface.title} {each.waits_for}" for each in self.interfaces if each.waits_for)
 
 
@@ -129,13 +112,8 @@ def build_plan(
 ) -> NetworkPlan:
     """Return what the host must have, so that each VM is identified by its device. Changes nothing.
 
-    `machine` is the host as it is now. `former` has the sysctls that an earlier plan has changed (None for none). The
-    plan keeps the order of the interfaces. A device that does not exist, is down or is not in its bridge yet gets only
-    those firewall elements that are known without it, and no rules and routes: build the plan again when it is there.
-
-    Raises Rejected if a tap is in a bridge, is a bridge or is a device of the host itself, if a port is in something
-    other than a Linux bridge, if two ports of one bridge have the same MAC or address, if two VMs, or one on two
-    devices, have the same mark, and if two devices have the same routing table.
+    A device that does not exist, is down or is not in its bridge yet gets only those firewall elements that are known
+    without it: build the plan again when it is there.
     """
     planned = tuple(_plan_interface(each, machine.links) for each in interfaces)
     _check_conflicts(planned)
@@ -186,7 +164,7 @@ def _check_tap(interface: VmInterface, link: Link | None) -> None:
 def _number_for(*words: str) -> int:
     """Return the mark or routing table for these words: the same on every host and in every run.
 
-    It is from 0x10000000 to 0x1fffffff, a hash, so that other words may rarely give the same number.
+    It is a hash, so that other words may rarely give the same number.
     """
     digest = hashlib.sha256("\0".join(words).encode()).digest()
     return _RANGE_START + int.from_bytes(digest[:8], "big") % _RANGE_SIZE
@@ -256,10 +234,7 @@ def _rp_filter_path(device: str) -> str:
 
 
 def device_of(path: str) -> str:
-    """Return the device in the path of an rp_filter sysctl, such as net/ipv4/conf/tap0/rp_filter.
-
-    Returns "" for any other path, even of another sysctl of a device, and for the paths of `all` and `default`.
-    """
+    """Return the device in the path of an rp_filter sysctl, such as net/ipv4/conf/tap0/rp_filter."""
     match = re.fullmatch(r"net/ipv4/conf/([^/]+)/rp_filter", path)
     return match[1] if match and match[1] not in ("all", "default") else ""
 
@@ -267,8 +242,7 @@ def device_of(path: str) -> str:
 def former_values(machine: HostState, known: Mapping[str, FormerValue]) -> dict[str, FormerValue]:
     """Return the values of all sysctls in `machine`, by path, as they were before any change of ours.
 
-    `known` has the former values in the record, which take precedence, except for a device that was created again
-    since. All other values are the present ones.
+    `known` values take precedence, except for a device that was created again since.
     """
     values = {}
     for path, value in machine.sysctls.items():
@@ -327,12 +301,7 @@ def _warnings(planned: Iterable[PlannedInterface], machine: HostState) -> Iterab
 
 
 def listener_tables(plan: NetworkPlan) -> list[dict[str, Any]]:
-    """Return the `[[listeners]]` tables that the service's settings file needs for this plan.
-
-    The tables of taps come first, in the order of the plan, with the keys `by` ("device"), `device` and `vm`. Then one
-    table for each bridge, in order of their names, with `by` ("mark"), `device` (the bridge) and `marks`, an object
-    with the VM by mark, such as 0x1a2b3c4d. Ports that are in no bridge yet are left out.
-    """
+    """Return the `[[listeners]]` tables that the service's settings file needs for this plan."""
     tables: list[dict[str, Any]] = []
     marks: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for each in plan.interfaces:

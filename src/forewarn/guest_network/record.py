@@ -26,11 +26,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What `apply_plan` has applied to this host, and how the host was before.
-
-    Stored as JSON in the state file by `write_record`, which sets `boot` and `namespace`. `Record()` stands for a host
-    on which nothing was applied.
-    """
+    """What `apply_plan` has applied to this host, and how the host was before."""
 
     interfaces: tuple[VmInterface, ...] = ()  # those of the latest plan, ordered by VM and device
     former: dict[str, FormerValue] = field(default_factory=dict)  # path → value of a changed sysctl before that
@@ -41,11 +37,7 @@ class Record:
 
 
 def read_record(path: Path) -> Record | None:
-    """Return the record in the file; None if the file does not exist, or its record is of an earlier boot.
-
-    Raises Rejected if the file cannot be read, has no valid record of this version, or describes another network
-    namespace.
-    """
+    """Return the record in the file; None if the file does not exist, or its record is of an earlier boot."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         record = _decode(data)
@@ -64,11 +56,7 @@ def read_record(path: Path) -> Record | None:
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Replace the state file with this record, atomically, and sync it to disk.
-
-    Call it within `exclusive_access`. Sets `boot` and `namespace` to the present ones in the file, but not in `record`.
-    Creates the directory. Raises Rejected if the file cannot be written.
-    """
+    """Replace the state file with this record, atomically, and sync it to disk."""
     data = {"format": _FORMAT, **asdict(replace(record, boot=boot_id(), namespace=namespace_cookie()))}
     temporary = path.with_name(f"{path.name}.new")
     try:
@@ -107,11 +95,7 @@ def _decode(data: dict[str, Any]) -> Record:
 
 @contextmanager
 def exclusive_access(path: Path) -> Iterator[None]:
-    """Context manager that lets only one process at a time change the network and this state file.
-
-    Holds the lock file beside the state file `path` until the block ends; the lock file stays afterwards. Does not
-    wait: raises Refused if another process holds it, Rejected if it cannot be created. Creates the directory.
-    """
+    """Context manager that lets only one process at a time change the network and this state file."""
     lock = path.with_name(f"{path.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

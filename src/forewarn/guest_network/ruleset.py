@@ -144,12 +144,7 @@ _RULES = {
 
 
 def render_ruleset(elements: Mapping[str, SetElements]) -> str:
-    """Return the input for one `nft -f` that replaces both our tables, with these elements in their sets.
-
-    `elements` is by family, then by name of the set, and must have all families and all their sets, as
-    `NetworkPlan.elements` has; raises KeyError otherwise. Nothing is loaded. The input works even if the tables do not
-    exist yet.
-    """
+    """Return the input for one `nft -f` that replaces both our tables, with these elements in their sets."""
     replaced = "".join(f"table {family} {TABLE}\ndelete table {family} {TABLE}\n" for family in FAMILIES)
     tables = (
         _RULES[family] % {name: _render_elements(name, values) for name, values in elements[family].items()}
@@ -159,10 +154,7 @@ def render_ruleset(elements: Mapping[str, SetElements]) -> str:
 
 
 def render_removal(families: Iterable[str]) -> str:
-    """Return the input for one `nft -f` that deletes our tables of these families (`bridge`, `ip`).
-
-    Returns "" for no families. Nothing is deleted yet. `nft` fails if one of the tables does not exist.
-    """
+    """Return the input for one `nft -f` that deletes our tables of these families (`bridge`, `ip`)."""
     return "".join(f"delete table {family} {TABLE}\n" for family in families)
 
 
@@ -179,11 +171,7 @@ def _render_element(name: str, value: Element) -> str:
 
 
 def read_elements(listing: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[Element]]:
-    """Return the elements of a table's sets and maps, by name, from the JSON of `nft -j list table`.
-
-    An element is a tuple of its parts, the device first; an element of a map has its key and its value. A set without
-    elements has an empty frozenset. Runs no program.
-    """
+    """Return the elements of a table's sets and maps, by name, from the JSON of `nft -j list table`."""
     found = {}
     for item in listing:
         for kind in ("set", "map"):
@@ -199,11 +187,7 @@ def _read_element(value: Any) -> Element:
 
 
 def fixed_part(listing: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the objects in the JSON of `nft -j list table`, in order, without what depends on VMs.
-
-    Leaves out handles, elements of sets and maps, and the `metainfo` of `nft`, so that two listings of the same rules
-    are equal. The objects are copies.
-    """
+    """Return the listing without handles, elements and metainfo, so that listings of the same rules are equal."""
     kept = []
     for item in listing:
         if "metainfo" not in item:

@@ -35,10 +35,7 @@ class NamedInterfaces:
 
 @dataclass(slots=True, kw_only=True)
 class InterfaceSources:
-    """Reads the interfaces of options (`given`), of a file, and of the running domains at libvirt URIs.
-
-    Made once per command; `read` may be called repeatedly, and caches what libvirt said.
-    """
+    """Reads the interfaces of options, of a file, and of libvirt's running domains, and caches the latter."""
 
     given: tuple[VmInterface, ...] = ()  # those of options, parsed
     file: Path | None = None  # None: no file
@@ -46,11 +43,7 @@ class InterfaceSources:
     _domains: dict[str, DomainList] = field(default_factory=dict)
 
     def read(self, *, reuse_domains: bool = False) -> NamedInterfaces:
-        """Return the interfaces that the sources name now, combined; the file is read at each call.
-
-        libvirt is asked by `virsh` at each call, or, with `reuse_domains`, only for URIs that were not asked before.
-        Raises Rejected if no source is given, or if one cannot be read, is wrong or contradicts another.
-        """
+        """Return the interfaces that the sources name now, combined; the file is read at each call."""
         if not self.given and self.file is None and not self.libvirt_uris:
             raise Rejected("no VM is named: give --tap, --port, --libvirt or --file")
         written = self._read_file()
@@ -86,12 +79,7 @@ class DomainList:
 
 
 def read_domains(virsh: VirshRunner) -> DomainList:
-    """Return the interfaces of libvirt's running domains; a domain that ends meanwhile is left out.
-
-    `virsh` runs the program of that name with the arguments that it is given, and returns its output. An interface
-    without an address gets the one that the DHCP server of its network reserves for its MAC; a network that cannot be
-    read reserves none. Raises Rejected if `virsh` fails for another reason, or its output is not the expected XML.
-    """
+    """Return the interfaces of libvirt's running domains; a domain that ends meanwhile is left out."""
     domains = list(_running_domains(virsh))
     reserved: dict[str, dict[str, str]] = {}
     for network in sorted({each.network for domain in domains for each in domain.interfaces} - {""}):
@@ -126,12 +114,7 @@ def _domain_names(virsh: VirshRunner) -> list[str]:
 
 
 def vm_interface(interface: DomainNic, links: Mapping[str, Link], *, source: str) -> VmInterface:
-    """Return the interface of a libvirt domain as a VmInterface of the VM with the domain's name.
-
-    It is a tap or a port. If libvirt does not say which, `links`, the devices of the host, decide: it is a port if the
-    device has a master, else a tap, even if the device is not among them. `source` is the libvirt URI that named it.
-    Raises Rejected if a value is not valid, such as a port without a MAC.
-    """
+    """Return the interface of a libvirt domain as a VmInterface of the VM with the domain's name."""
     link = links.get(interface.device)
     is_port = interface.is_port if interface.is_port is not None else bool(link and link.master)
     checked = checked_interface(
@@ -145,10 +128,9 @@ def vm_interface(interface: DomainNic, links: Mapping[str, Link], *, source: str
 
 
 def select_fleet_vms(named: NamedInterfaces, fleet: Collection[str], uris: Collection[str]) -> NamedInterfaces:
-    """Return a copy with only the interfaces of VMs of the fleet; letter case of names is ignored.
+    """Return a copy with only the interfaces of VMs of the fleet.
 
-    `fleet` has the names of its VMs, also in longer forms such as `group/name`. An interface that one of the libvirt
-    `uris` named for another VM is left out, with a note; one that an option or file named raises Rejected.
+    One that libvirt named for another VM is left out, with a note; one that an option or file named is rejected.
     """
     known = {name.casefold() for name in fleet}
     kept, notes = [], list(named.notes)

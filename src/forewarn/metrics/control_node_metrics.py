@@ -27,11 +27,7 @@ _CLOCK_HELP = "How far this machine's clock is ahead of that of PostgreSQL, in s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlNodeFigures:
-    """What the metrics of a control node of a cluster show, at one time.
-
-    The record is the state of the cluster in PostgreSQL; the copy is this node's own copy of it, which a standby brings
-    up to date. The node that holds the lease is active.
-    """
+    """What the metrics of a control node of a cluster show, at one time."""
 
     is_held: bool = False  # it holds the lease, and is sure of it, so that it may act
     term: int = 0  # the number of the lease that it holds; 0: none
@@ -46,10 +42,7 @@ class ControlNodeFigures:
 
 
 class ControlNodeMetrics(Collector):
-    """The Prometheus metrics of a control node; `read` returns its figures at each scrape.
-
-    Creating it makes a registry of its own, with the metrics that every process has.
-    """
+    """The Prometheus metrics of a control node; `read` returns its figures at each scrape."""
 
     def __init__(self, read: Callable[[], ControlNodeFigures]) -> None:
         self._read = read

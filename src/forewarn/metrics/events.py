@@ -42,10 +42,7 @@ _OLDEST_STARTED_HELP = "Time since the start of the event that started first and
 class EventMetrics:
     """The metrics of events and acts, counted from each commit of the store until `close` is called.
 
-    The constructor registers them in `registry`, loads the live events, and subscribes to the store; the attribute
-    `close` is the function that unsubscribes. The constructor raises Unavailable if the store cannot be read,
-    ValueError if `registry` has such metrics already. Counters start at 0 with the process. For events that no document
-    lists, only acts and retries are counted.
+    Counters start at 0 with the process. For events that no document lists, only acts and retries are counted.
     """
 
     def __init__(self, registry: CollectorRegistry, store: Store) -> None:
@@ -85,11 +82,7 @@ class EventMetrics:
         return list(self._events.values())
 
     def refresh(self, now: float) -> None:
-        """Set the gauges to the state at `now`, in lab time; only events that documents list count.
-
-        They are the number of live events, by kind and state, and the age of the start that is longest ago (0 if no
-        live event has started).
-        """
+        """Set the gauges to the state at `now`, in lab time; only events that documents list count."""
         counts = Counts((event.rules.kind, event.status) for event in self._events.values() if event.listed)
         for kind, status in product(Kind, LIVE_STATUSES):
             self._live_gauge.labels(kind.value, status.value).set(counts[kind, status])

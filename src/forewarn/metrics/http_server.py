@@ -28,9 +28,7 @@ _REASON_PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
 def bind_metrics_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, ...]:
     """Listen on `port` for the owner process and on one port after it per worker; return the sockets.
 
-    The owner's comes first. `host` is an IP address, `workers` the number of workers; port 0, any free one, makes sense
-    only without workers. The sockets do not block; the caller closes them. Raises Rejected if a port cannot be bound,
-    for example because it is in use; then none stays bound.
+    If one cannot be bound, none stays bound.
     """
     sockets: list[socket.socket] = []
     try:
@@ -62,11 +60,9 @@ def _bind_socket(host: str, port: int) -> socket.socket:
 
 
 class MetricsServer:
-    """Serves the metrics of one process on a listening socket, from `start` to `close`.
+    """Serves the metrics of one process on a listening socket, from `start` to `close`. Callers are not authenticated.
 
-    `render` makes the Prometheus text, and is called for each GET or HEAD of `/metrics`; other paths get a 404, other
-    methods a 405. Callers are not authenticated. A connection has 10 s and 8 KiB for its request, and at most 64 are
-    open; more are reset. If `render` fails, that is logged, and the caller gets no response.
+    A connection has 10 s and 8 KiB for its request, and at most 64 are open; more are reset.
     """
 
     def __init__(self, render: RenderMetrics) -> None:

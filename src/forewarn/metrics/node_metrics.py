@@ -16,27 +16,17 @@ _SILENT_S = 3.0
 
 
 class MeasuredNode(Protocol):
-    """What the metrics read of a host node, the process that answers the VMs of one host.
-
-    `forewarn.cluster` implements it.
-    """
+    """What the metrics read of a host node, the process that answers the VMs of one host."""
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of VMs' requests since the node began to serve; zeros while it does not serve.
-
-        With worker processes, they are as of the workers' last reports.
-        """
+        """Return the counts of VMs' requests since the node began to serve; zeros while it does not serve."""
 
     def silent_s(self) -> float:
         """Return the seconds of real time since the node last heard the service; infinity if it never did."""
 
     @property
     def joins(self) -> Mapping[str, int]:
-        """How often the node had to ask the service for the complete state, by reason, such as `gap`.
-
-        The reasons are start, gap, new source, behind, reconnected, too slow and not joined; one that did not occur has
-        0. A request that is repeated until it is answered counts once.
-        """
+        """How often the node had to ask the service for the complete state, by reason, such as `gap`."""
 
     @property
     def vm_count(self) -> int:
@@ -44,18 +34,11 @@ class MeasuredNode(Protocol):
 
     @property
     def orders_refused(self) -> int:
-        """How many orders of an older term the node's process has refused since its start.
-
-        A deposed control node had sent them.
-        """
+        """How many orders of an older term the node's process has refused since its start."""
 
 
 class NodeMetrics:
-    """The metrics of a host node's process: the node's own, its requests, and those of every process.
-
-    `node` returns the host node, or None while it is starting. Until it has started, all counts of requests are 0, and
-    the metrics of the node itself are missing.
-    """
+    """The metrics of a host node's process; `node` returns the host node, or None while it is starting."""
 
     def __init__(self, node: Callable[[], MeasuredNode | None]) -> None:
         self._registry = new_registry()
@@ -70,10 +53,7 @@ class NodeMetrics:
 
 
 class HostNodesCollector(Collector):
-    """The metrics that a service has of all its host nodes, read at each scrape.
-
-    `nodes` returns a dictionary for each of them, as `NodeRegistry.describe` makes it. Register it in a registry.
-    """
+    """The metrics that a service has of all its host nodes, read at each scrape."""
 
     def __init__(self, nodes: Callable[[], list[dict[str, Any]]]) -> None:
         self._nodes = nodes
@@ -83,12 +63,6 @@ class HostNodesCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges of one scrape: the nodes by state, and the longest time one has been silent.
-
-        A node is answering, silent (not heard for over 3 s of real time) or stopped (it left in order). Only nodes that
-        have joined since the start of the service are known. Stopped nodes do not count for the silence, which is 0 s
-        if none is silent.
-        """
         counts = dict.fromkeys(("answering", "silent", "stopped"), 0)
         oldest_s = 0.0
         for node in self._nodes():

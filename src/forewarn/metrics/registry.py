@@ -34,11 +34,7 @@ def render_text(registry: Collector) -> bytes:
 
 
 class WorkerMetrics:
-    """The metrics of a worker process: the requests it answered, and how long its owner has been silent.
-
-    `request_totals` returns the requests, `silent_s` the seconds of real time since the owner's last message; both are
-    called at each scrape. The metrics of `new_registry`, which every process has, are included.
-    """
+    """The metrics of a worker process: the requests it answered, and how long its owner has been silent."""
 
     def __init__(self, *, request_totals: Callable[[], RequestTotals], silent_s: Callable[[], float]) -> None:
         self._registry = new_registry()

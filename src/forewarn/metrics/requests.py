@@ -52,10 +52,7 @@ _LOST_HELP = "Deliveries of events to VMs that were not recorded, because too ma
 
 
 class RequestMetrics(Collector):
-    """The metrics of requests and connections of VMs, read from what `totals()` returns at each scrape.
-
-    Register it in a registry, or render it alone with `render_text`.
-    """
+    """The metrics of requests and connections of VMs, read from what `totals()` returns at each scrape."""
 
     def __init__(self, totals: Callable[[], RequestTotals]) -> None:
         self._request_totals = totals
@@ -65,11 +62,6 @@ class RequestMetrics(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric families of one scrape, with the totals of this moment.
-
-        They are counters of polls, other requests, opened connections and lost deliveries, and gauges of waiting
-        requests and open connections.
-        """
         totals = self._request_totals()
         polls: Counter[tuple[str, ...]] = Counter()
         others: Counter[tuple[str, ...]] = Counter()

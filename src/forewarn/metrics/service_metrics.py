@@ -57,10 +57,7 @@ WorkerLags = Callable[[], list[tuple[float, float]]]  # per worker: its lag and 
 class ServiceMetrics:
     """The Prometheus metrics of the owner process: events, fleet, reconciler, requests, workers, webhooks.
 
-    It counts events from its creation until `close`, and reads the rest when metrics are rendered. `request_totals`
-    returns the requests of VMs in all processes, `worker_lags` a pair for each worker, its lag and its silence in
-    seconds of real time (empty without workers). `count_polling` counts which VMs of the fleet poll, and is given the
-    events that are not over. `control` is the control plane that it reads.
+    It counts events from its creation until `close`, and reads the rest when metrics are rendered.
     """
 
     def __init__(
@@ -89,17 +86,11 @@ class ServiceMetrics:
         self._event_metrics.close()
 
     async def render_all(self) -> bytes:
-        """Return all metrics as Prometheus text, with the requests that all processes, workers too, answered.
-
-        Counts over the whole fleet are at most FLEET_COUNT_MAX_AGE_S (5 s of real time) old.
-        """
+        """Return all metrics as Prometheus text, with the requests that all processes, workers too, answered."""
         return await self._render() + render_text(self._request_metrics)
 
     async def render_own(self) -> bytes:
-        """Return the metrics of this process as Prometheus text; without workers, the same as `render_all`.
-
-        With workers, the metrics of VMs' requests are left out, because each worker serves its own.
-        """
+        """Return the metrics of this process as Prometheus text; without workers, the same as `render_all`."""
         return await (self._render() if self._worker_lags() else self.render_all())
 
     async def _render(self) -> bytes:

@@ -8,10 +8,7 @@ from typing import NoReturn
 
 
 class InvalidApproval(ValueError):
-    """The body is not a valid approval; `str(error)` is the sentence that the response shows.
-
-    `parse_approval` raises it.
-    """
+    """The body is not a valid approval; `str(error)` is the sentence that the response shows."""
 
 
 # Nearly every client sends one event and nothing else. This regular expression reads that body faster than JSON.
@@ -23,9 +20,7 @@ _DUPLICATE = object()  # replaces the value of a member that the object has twic
 def parse_approval(body: bytes) -> tuple[str, ...]:
     """Return the approved event ids in upper case, without duplicates, in the order of the body.
 
-    Empty if StartRequests is empty. Does not check what an id looks like. Names of members are case-sensitive; unknown
-    members are ignored. Raises InvalidApproval if the body is not JSON of the form
-    `{"StartRequests": [{"EventId": "..."}]}`, or has one of these members twice.
+    Does not check what an id looks like. Names of members are case-sensitive; unknown members are ignored.
     """
     common = _COMMON_BODY.fullmatch(body)
     if common is not None:

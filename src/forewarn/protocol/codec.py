@@ -17,10 +17,7 @@ from forewarn.protocol.versions import NEWEST_VERSION, VersionFeatures, event_fi
 
 
 class InvalidDocument(ValueError):
-    """The body is not a usable document; the message says what is wrong with it and what to do.
-
-    `decode_document` raises it.
-    """
+    """The body is not a usable document; the message says what is wrong with it and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +59,7 @@ def encode_document(document: Document, version: str, *, iso_dates: bool = False
     """Encode the document as JSON in this api-version: only the event kinds and fields that it has.
 
     NotBefore is "" for a started event, else an RFC 1123 date; with `iso_dates`, up to 2017-08-01, an ISO date, as
-    Azure documented then. In 2017-03-01 VM names get a leading underscore, unless `document.roles`. Raises KeyError if
-    the version is not in ALL_VERSIONS.
+    Azure documented then. In 2017-03-01 VM names get a leading underscore, unless `document.roles`.
     """
     features = version_features(version)
     format_date = iso_date if iso_dates and features.iso_dates else http_date
@@ -99,10 +95,8 @@ def _event_fields(
 def decode_document(raw: bytes) -> Received:
     """Decode the body of a poll response. Events may lack fields, and have unknown ones.
 
-    An element of Events without id, status, kind or resources is not usable: it appears in `unusable` only. Raises
-    InvalidDocument if the body is empty (real servers send that), not a JSON object, has no DocumentIncarnation that is
-    an integer of at least 0 or no list Events, or if it has elements and none is a usable event: such a body says
-    nothing about the events, and must not be taken for a document without events. `raw` is the body.
+    InvalidDocument if the body is empty (real servers send that), not a document, or has elements of which none is a
+    usable event: such a body says nothing about the events, and must not be taken for a document without events.
     """
     content = _decode_object(raw)
     incarnation, elements = _incarnation(content.get("DocumentIncarnation")), content.get("Events")
@@ -166,11 +160,7 @@ _MAX_INTEGER = 2**63 - 1  # a signed 64-bit integer, which every consumer can st
 
 
 def decode_event(event: dict[str, object]) -> ReceivedEvent:
-    """Decode one element of Events, usable or not. Raises nothing.
-
-    A field that is missing or of the wrong type has its default in the result; unknown fields are in `extra`, and `raw`
-    is `event` itself. Resources may be a single text instead of a list, DurationInSeconds a number as text.
-    """
+    """Decode one element of Events, usable or not. Raises nothing."""
     not_before_text = _text(event.get("NotBefore"))
     return ReceivedEvent(
         id=_text(event.get("EventId")),

@@ -25,28 +25,21 @@ def _format_day(days: int) -> str:
 
 
 def http_date(at: float) -> str:
-    """Format POSIX seconds as an RFC 1123 date of 29 characters, in English; fractions are cut off.
-
-    Raises ValueError or OverflowError for a year before 1 or after 9999.
-    """
+    """Format POSIX seconds as an RFC 1123 date of 29 characters, in English; fractions are cut off."""
     days, second = divmod(math.floor(at), 86_400)
     return f"{_format_day(days)} {second // 3600:02}:{second // 60 % 60:02}:{second % 60:02} GMT"
 
 
 def iso_date(at: float) -> str:
-    """Format POSIX seconds as `2017-04-05T06:07:08Z`, as Azure documented in 2017; fractions are cut off.
-
-    Raises ValueError or OverflowError for a year before 1 or after 9999.
-    """
+    """Format POSIX seconds as `2017-04-05T06:07:08Z`, as Azure documented in 2017; fractions are cut off."""
     return datetime.fromtimestamp(math.floor(at), UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
 def parse_date(text: str) -> float | None:
     """Parse an RFC 1123 date in GMT or UTC, or an ISO 8601 one, to POSIX seconds; None if it is neither.
 
-    An ISO date needs a time of day and a colon, in the time or in the zone; it may have fractions of a second, and is
-    in UTC if it has no zone. The weekday may be missing, and is not checked, because Azure's own documentation shows a
-    wrong one.
+    The weekday may be missing, and is not checked, because Azure's own documentation shows a wrong one. An ISO date
+    without a zone is in UTC.
     """
     text = text.strip()
     try:

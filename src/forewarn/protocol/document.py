@@ -7,12 +7,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """The event types: what will happen to the VMs, in the spelling of documents (spec §4.2).
-
-    FREEZE: paused for seconds; memory and open files stay. REBOOT: memory is lost, disks stay. REDEPLOY: moved to
-    another host; ephemeral disks are lost. PREEMPT: a Spot VM is evicted. TERMINATE: deleted. SPOT_REBALANCE
-    ("SpotRebalanceRecommendation"): a Spot VM is likely to be evicted; nothing happens to it now.
-    """
+    """The event types: what will happen to the VMs, in the spelling of documents (spec §4.2)."""
 
     FREEZE = "Freeze"  # paused for seconds; memory and open files stay
     REBOOT = "Reboot"  # memory is lost, disks stay
@@ -23,11 +18,7 @@ class Kind(StrEnum):
 
 
 class NoticeStatus(StrEnum):
-    """Whether a listed event has started. A finished or withdrawn event is not listed at all.
-
-    SCHEDULED ("Scheduled"): it has not started; it waits for approval, for NotBefore or for something else. STARTED
-    ("Started"): it is happening, or about to.
-    """
+    """Whether a listed event has started. A finished or withdrawn event is not listed at all."""
 
     SCHEDULED = "Scheduled"  # it has not started: it waits for approval, for NotBefore or for something else
     STARTED = "Started"  # it is happening, or about to
@@ -66,10 +57,7 @@ class Document:
     roles: bool = False  # True: the scope is a cloud service; then names have no underscore in 2017-03-01
 
     def narrowed_to(self, vm: str) -> Document:
-        """Return the document with only the events whose resources name this VM, ignoring letter case.
-
-        The incarnation stays. Returns the document itself if it has no other events (spec §14.6).
-        """
+        """Return the document with only the events whose resources name this VM; the incarnation stays (spec §14.6)."""
         wanted = vm.casefold()
         own = tuple([one for one in self.notices if any(name.casefold() == wanted for name in one.resources)])
         return self if len(own) == len(self.notices) else replace(self, notices=own)

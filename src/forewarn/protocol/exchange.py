@@ -113,10 +113,7 @@ def read_request(
 ) -> MetadataRequest | HttpResponse:
     """Check a request and return what it requests, or the response if that needs no state.
 
-    An invalid request gets its error response, a valid one for /metadata/versions the list of instance versions. All
-    others (PollRequest, ApprovalRequest, InstanceRequest, TokenRequest) are for the caller to answer.
-    `is_known_caller`: one of our VMs sent it; every other caller gets 404. The response to a HEAD request is
-    `head_only`.
+    `is_known_caller`: one of our VMs sent it; every other caller gets 404.
     """
     try:
         return _read_checked(request, is_known_caller=is_known_caller, rules=rules)
@@ -152,8 +149,8 @@ _PathReader = Callable[[HttpRequest, RequestTarget, EndpointRules], "MetadataReq
 def _reader_for(target: RequestTarget, method: str) -> _PathReader:
     """Return the function that reads requests for this path, compared without case (spec §2.1).
 
-    A POST to a read-only path gets "unsupported verb", as PUT and HEAD do in captures of Azure. A POST to any
-    other path gets 404.
+    A POST to a read-only path gets "unsupported verb", as PUT and HEAD do in captures of Azure. A POST to any other
+    path gets 404.
     """
     match target.lower_path():
         case ("metadata", "scheduledevents"):
@@ -278,8 +275,7 @@ def _read_approval(request: HttpRequest, version: str) -> ApprovalRequest:
 def client_has_document(poll: PollRequest, tag: str) -> bool:
     """Return whether the poll's If-None-Match names this ETag, so that the poll gets a 304 or is held.
 
-    If so, the client has the document. `tag` has its quotes. `*` names no ETag, because a client that always sends it
-    would never receive an event.
+    `*` names no ETag, because a client that always sends it would never receive an event.
     """
     return poll.if_none_match is not None and _matches_etag(poll.if_none_match, tag)
 
@@ -287,11 +283,7 @@ def client_has_document(poll: PollRequest, tag: str) -> bool:
 def poll_response(
     poll: PollRequest, *, tag: str, document: Document, rules: EndpointRules, body: bytes | None = None
 ) -> HttpResponse:
-    """Build the response to a poll: 200 with the document, or 304 if the client has it.
-
-    The document is encoded in the poll's api-version. Both responses have `tag`, the document's ETag with its quotes,
-    as a header. `body` is the encoded document if the caller has it already; then `document` and `rules` are not used.
-    """
+    """Build the response to a poll: 200 with the document, or 304 if the client has it."""
     etag_header = ("ETag", tag)
     if client_has_document(poll, tag):
         return HttpResponse(status=304, headers=(etag_header,))
@@ -301,10 +293,7 @@ def poll_response(
 
 
 def with_preference_applied(response: HttpResponse, wait_s: int) -> HttpResponse:
-    """Return a copy of the response with `Preference-Applied: wait=N`, for a poll that asked to be held.
-
-    `wait_s` is the N: the seconds for which the poll may have been held.
-    """
+    """Return a copy of the response with `Preference-Applied: wait=N`, for a poll that asked to be held."""
     return replace(response, headers=(*response.headers, ("Preference-Applied", f"wait={wait_s}")))
 
 
@@ -313,26 +302,19 @@ def etag(scope_id: str, epoch: int, incarnation: int, store_tag: str = "") -> st
     """Return the ETag of a scope's document, with its quotes: `"EPOCH-INCARNATION-CHECKSUM"`.
 
     The epoch distinguishes a scope from the same scope enabled again. The checksum of the scope id distinguishes
-    scopes: a VM that moves to another scope with equal numbers must not get 304. `store_tag`, random hexadecimal
-    digits of the store that follow the checksum, distinguishes stores: a new store counts from 1 again.
+    scopes: a VM that moves to another scope with equal numbers must not get 304. `store_tag` distinguishes stores: a
+    new store counts from 1 again.
     """
     return f'"{epoch}-{incarnation}-{crc32(scope_id.encode()):08x}{store_tag}"'
 
 
 def _matches_etag(condition: str, tag: str) -> bool:
-    """Whether an If-None-Match header names this ETag, alone or in a list, weak or strong.
-
-    `*` matches nothing: a client that always sends it would never receive an event. Text that is not a quoted
-    tag matches nothing either.
-    """
+    """Whether an If-None-Match header names this ETag, alone or in a list, weak or strong."""
     return any(item.strip().removeprefix("W/") == tag for item in condition.split(","))
 
 
 def _preferred_wait(preferences: Sequence[str], max_s: int) -> int | None:
-    """Return the seconds that Prefer headers (RFC 7240) ask to wait, at most `max_s`; None for no wait.
-
-    The first `wait` counts, as the RFC says; if it is 0 or invalid, there is no wait.
-    """
+    """Return the seconds that the first `wait` of Prefer headers asks for (RFC 7240); None for no wait."""
     for preference in _split_unquoted(",".join(preferences), ","):
         name, _, value = next(_split_unquoted(preference, ";")).partition("=")
         if name.strip().lower() == "wait":

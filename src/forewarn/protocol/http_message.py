@@ -60,10 +60,7 @@ class RequestTarget:
         return next((value for parameter, value in self.parameters if parameter == name), None)
 
     def duplicate_parameter(self) -> str | None:
-        """Return the first parameter name that is repeated, in lower case; None if each occurs once.
-
-        Names are compared ignoring letter case (spec §2.3).
-        """
+        """Return the first parameter name that is repeated, in lower case; None if each occurs once."""
         seen: set[str] = set()
         for name, _ in self.parameters:
             if name in seen:
@@ -76,8 +73,7 @@ def parse_target(text: str) -> RequestTarget | None:
     """Split a request target into path and query; None if it has no path, such as `*` or `host:80`.
 
     A client behind a proxy may send an absolute URL; its host is then the `authority`. Segments are split before they
-    are percent-decoded, so %2F never separates segments. One slash at the end is ignored; `/` has one empty
-    segment; dot segments are kept.
+    are percent-decoded, so %2F never separates segments.
     """
     absolute = _ABSOLUTE_FORM.match(text)
     path, _, query = text[absolute.end() if absolute else 0 :].partition("?")
@@ -94,8 +90,8 @@ def parse_target(text: str) -> RequestTarget | None:
 def is_foreign_name(authority: str) -> bool:
     """Return whether an authority (host and port) is a host name other than `localhost`, and no address.
 
-    Returns False for "". The owner of such a name decides which address it has, and may choose that of a metadata
-    endpoint: a page of that host could then send requests here as if they went to its own host (DNS rebinding).
+    The owner of such a name decides which address it has, and may choose that of a metadata endpoint: a page of that
+    host could then send requests here as if they went to its own host (DNS rebinding).
     """
     match = _HOST_AND_PORT.fullmatch(authority)
     host = match[1] if match else authority

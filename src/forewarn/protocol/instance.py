@@ -19,10 +19,7 @@ MetadataElement = str | list["MetadataElement"] | dict[str, "MetadataElement"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceFacts:
-    """The facts of one VM that its instance metadata shows, as texts; "" means unknown or none.
-
-    Only the name is required.
-    """
+    """The facts of one VM that its instance metadata shows, as texts; "" means unknown or none."""
 
     name: str  # of the VM
     vm_id: str = ""  # a GUID
@@ -64,20 +61,12 @@ class InstanceFacts:
 
 
 def metadata_tree(facts: InstanceFacts) -> dict[str, MetadataElement]:
-    """Build the complete tree below /metadata/instance: a dict with the keys `compute` and `network`.
-
-    Every leaf is a string. `compute` has its keys in alphabetical order, `network` has one interface.
-    """
+    """Build the complete tree below /metadata/instance: a dict with the keys `compute` and `network`."""
     return {"compute": _sorted_by_name(_compute_fields(facts)), "network": {"interface": [_network_interface(facts)]}}
 
 
 def instance_response(request: InstanceRequest, facts: InstanceFacts) -> HttpResponse:
-    """Build the response with the requested element: JSON, or as text a leaf or the names of the children.
-
-    The names are one per line, with a slash if they have children themselves. The path is compared ignoring letter
-    case; elements of a list are named by index. The response is a 404 if the path leads to no element, and a 400 if a
-    leaf is requested as JSON.
-    """
+    """Build the response with the requested element: JSON, or as text a leaf or the names of the children."""
     element = _find_element(metadata_tree(facts), request.path)
     if element is None:
         return not_found()

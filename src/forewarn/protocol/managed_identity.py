@@ -19,10 +19,7 @@ _MAX_QUOTED_LENGTH = 100  # characters of a request that an error repeats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRequest:
-    """A VM's request for a managed identity token for `resource`, read by `read_token_request`.
-
-    The other fields name an identity; "": any that the VM has.
-    """
+    """A VM's request for a managed identity token for `resource`; the other fields name an identity ("": any)."""
 
     resource: str  # the URI of the service that shall accept the token
     client_id: str = ""  # of the identity, a GUID
@@ -53,10 +50,7 @@ class ManagedIdentity:
         return self._guid("object")
 
     def matches(self, request: TokenRequest) -> bool:
-        """Return whether every id that the request names is this identity's; True if it names none.
-
-        Letter case is ignored.
-        """
+        """Return whether every id that the request names is this identity's; True if it names none."""
         pairs = (
             (request.client_id, self.client_id),
             (request.object_id, self.object_id),
@@ -89,10 +83,7 @@ def read_token_request(
 ) -> TokenRequest | HttpResponse:
     """Read a token request from its query; return the error response if it is invalid or not allowed.
 
-    `has_header` says that the request has `Metadata: true`, `has_foreign_host` that it was sent to a name of another
-    host, and `tokens_allowed` that this listener identifies VMs reliably. The error is 400 if `Metadata: true`, a date
-    as `api-version` (any date) or `resource` is missing, which is checked first; 403 if `has_foreign_host` is True or
-    `tokens_allowed` False. Does not check that the identity exists.
+    `tokens_allowed` says that this listener identifies VMs reliably. Does not check that the identity exists.
     """
     if not has_header:
         return _oauth_error(400, "invalid_request", "Required metadata header not specified")
@@ -128,12 +119,7 @@ def read_token_request(
 def token_response(
     token: ManagedIdentityToken | WrongResource, *, request: TokenRequest, identity: ManagedIdentity, now: float
 ) -> HttpResponse:
-    """Build the JSON response to a token request: 200 with the token, 400 for a WrongResource.
-
-    The 200 has Azure's keys (`access_token`, `client_id`, `expires_in`, `expires_on`, `not_before`, `resource` and
-    others), the 400 those of an OAuth error; all values are texts, and no cache may store it. `identity` gives the
-    `client_id`. `now` is real time in POSIX seconds, from which `expires_in` counts (spec §12).
-    """
+    """Build the JSON response to a token request: 200 with the token, 400 for a WrongResource."""
     if isinstance(token, WrongResource):
         return _wrong_resource_error(request.resource, token.accepted)
     remaining_s = str(max(0, int(token.expires_at - now)))

@@ -37,10 +37,7 @@ def _json_error(status: int, text: str) -> HttpResponse:
 
 
 def bad_request(reason: str) -> HttpResponse:
-    """Return a 400 with a JSON body in Azure's form, whose `error` is "Bad request. " and this reason.
-
-    The reason is plain text, which is escaped here.
-    """
+    """Return a 400 with a JSON body in Azure's form, whose `error` is "Bad request. " and this reason."""
     return _json_error(400, f"Bad request. {reason}")
 
 
@@ -55,10 +52,7 @@ def not_found() -> HttpResponse:
 
 
 def unsupported_method(method: str) -> HttpResponse:
-    """Return a 400 in XML: the path does not support this HTTP method.
-
-    The body names the method, which is escaped here. The response to HEAD is `head_only`: it is sent without the body.
-    """
+    """Return a 400 in XML: the path does not support this HTTP method."""
     body = _INVALID_VERB_BODY.format(method=html.escape(method, quote=False)).encode("utf-8", "replace")
     return HttpResponse(status=400, headers=(XML_CONTENT_TYPE,), body=body, head_only=method == "HEAD")
 
@@ -99,10 +93,7 @@ def metadata_header_missing() -> HttpResponse:
 
 
 def unsupported_version(served: Sequence[str]) -> HttpResponse:
-    """Return a 400 as JSON: the api-version is missing or not served.
-
-    The body lists the newest three of `served`, newest first.
-    """
+    """Return a 400 as JSON: the api-version is missing or not served."""
     text = {"error": _INVALID_VERSION_MESSAGE, "newest-versions": newest_three_versions(served)}
     return HttpResponse(
         status=400, headers=(JSON_CONTENT_TYPE,), body=json.dumps(text, separators=(",", ":")).encode("ascii")
@@ -115,10 +106,7 @@ def version_not_found() -> HttpResponse:
 
 
 def unknown_event(event_id: str) -> HttpResponse:
-    """Return a 400 as JSON: the approval names an id that is not (or no longer) known in the VM's scope.
-
-    The reason names the id, as given.
-    """
+    """Return a 400 as JSON: the approval names an id that is not (or no longer) known in the VM's scope."""
     return bad_request(f"Unknown EventId: {event_id}")
 
 
@@ -133,10 +121,7 @@ def too_many_requests() -> HttpResponse:
 
 
 def service_unavailable(retry_after_s: int = 5) -> HttpResponse:
-    """Return a 503 as JSON, with a Retry-After of this many seconds: the store is out of reach.
-
-    Nothing was changed, and the body says so.
-    """
+    """Return a 503 as JSON, with a Retry-After of this many seconds: the store is out of reach."""
     response = _json_error(503, f"Service unavailable. Nothing was changed, retry after {retry_after_s} seconds")
     return replace(response, headers=(*response.headers, ("Retry-After", str(retry_after_s))))
 

@@ -14,9 +14,7 @@ from forewarn.protocol.document import Kind
 class UnknownVersionPolicy(StrEnum):
     """How the service responds to an api-version, of any form, that it does not serve (spec §10).
 
-    REFUSE ("refuse", the default): 400. LENIENT ("lenient"): as the newest served version before it; 400 if there is
-    none, or if it is not a date. NOT_FOUND ("not-found"): 404, but 400 for `latest`. A request without an api-version
-    always gets 400.
+    A request without an api-version always gets 400.
     """
 
     # The values are those of the setting `unknown_version`.
@@ -27,11 +25,7 @@ class UnknownVersionPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFeatures:
-    """How one api-version of scheduled events renders a document, and what it requires of a request.
-
-    `underscore`: VM names have one leading underscore. `requires_header`: the Metadata header is required. `iso_dates`:
-    dates are ISO if the operator enables that, else HTTP dates as in other versions.
-    """
+    """How one api-version of scheduled events renders a document, and what it requires of a request."""
 
     kinds: frozenset[Kind]  # events of other kinds are not listed
     fields: tuple[str, ...]  # JSON keys of an event, in order
@@ -83,18 +77,12 @@ _VERSION_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def version_features(version: str) -> VersionFeatures:
-    """Return the features of a scheduled events version. KeyError if it is not in ALL_VERSIONS.
-
-    A version is a date such as 2020-07-01, not `latest`; `resolve_version` finds the version that serves a request.
-    """
+    """Return the features of a scheduled events version. KeyError if it is not in ALL_VERSIONS."""
     return _FEATURES_BY_VERSION[version]
 
 
 def version_lists_kind(version: str, kind: Kind) -> bool:
-    """Return whether documents of this api-version list events of this kind.
-
-    Raises KeyError if the version is not in ALL_VERSIONS.
-    """
+    """Return whether documents of this api-version list events of this kind."""
     return kind in _FEATURES_BY_VERSION[version].kinds
 
 
@@ -104,10 +92,7 @@ def event_fields(version: str) -> tuple[str, ...]:
 
 
 def requires_metadata_header(version: str | None) -> bool:
-    """Return whether a request for scheduled events in this version must have the header `Metadata: true`.
-
-    False only for 2017-03-01; True also for unknown versions and for None (no version in the request).
-    """
+    """Return whether a request must have the header `Metadata: true`: False only for 2017-03-01."""
     return version is None or version not in _FEATURES_BY_VERSION or _FEATURES_BY_VERSION[version].requires_header
 
 
@@ -124,8 +109,7 @@ def is_version_date(version: str) -> bool:
 def resolve_version(requested: str, served: Sequence[str], policy: UnknownVersionPolicy) -> str | None:
     """Return the version of `served` that serves a request for `requested`; None if no version does.
 
-    A served version serves itself. For any other date, LENIENT takes the newest served version that is not newer, if
-    there is one; the other policies give None. Text that is not a date gives None.
+    For a date that is not served, LENIENT takes the newest served version that is not newer.
     """
     if requested in served:
         return requested
@@ -135,10 +119,7 @@ def resolve_version(requested: str, served: Sequence[str], policy: UnknownVersio
 
 
 def check_location_versions(by_location: Mapping[str, Sequence[str]], served: Sequence[str]) -> None:
-    """Raise Rejected if a location has no versions, or one that is not in `served`; else do nothing.
-
-    `by_location` has the api-versions of each location, as the settings give them.
-    """
+    """Raise Rejected if a location has no versions, or one that is not in `served`; else do nothing."""
     for location, versions in by_location.items():
         for version in versions:
             if version not in served:

@@ -23,11 +23,8 @@ _RETRY_S = 5.0  # after the webhooks could not be read
 class WebhookDispatcher:
     """Sends messages to all webhooks while `run` runs: one `WebhookSender` task for each stored webhook.
 
-    Messages are about events and rollouts. `store` has the webhooks and the history that they are made from. `limits`
-    apply to each request. `now` returns lab time, for messages that test or validate a receiver. `real_time` is the
-    clock of signatures and reports, `sleep` waits in real time, and `random` (0 to 1) spreads retries. The attribute
-    `verification` tests and validates single receivers, even while `run` is not running. `client` makes the calls, and
-    still belongs to the caller.
+    `now` is lab time, for messages that test or validate a receiver; `real_time` is the clock of signatures and
+    reports. The caller keeps `client`.
     """
 
     def __init__(
@@ -50,11 +47,7 @@ class WebhookDispatcher:
         self.verification = ReceiverVerification(send=send, now=now, real_time=real_time)
 
     def require_allowed(self, url: str) -> None:
-        """Raise Rejected if this cannot be a URL, or names an address that the service may not call.
-
-        Host names other than `localhost` are not resolved here; sending checks their addresses. A text without a host
-        passes. Sends nothing.
-        """
+        """Raise Rejected if this cannot be a URL, or names an address that the service may not call."""
         self._client.require_allowed(url)
 
     @property
@@ -63,18 +56,11 @@ class WebhookDispatcher:
         return self._dependencies.real_time
 
     def delivery_report(self, webhook: WebhookSubscription) -> DeliveryReport:
-        """Return the delivery state of a stored webhook; before its sender has started, only what is pending.
-
-        Reads up to 1000 history entries at each call. Raises ForewarnError if the history cannot be read.
-        """
+        """Return the delivery state of a stored webhook; before its sender has started, only what is pending."""
         return (self._senders.get(webhook.id) or WebhookSender(webhook, self._dependencies)).delivery_report()
 
     async def run(self) -> None:
-        """Deliver messages to all webhooks until it is cancelled; call it only once.
-
-        Starts and stops senders as webhooks are added and removed. Failures are logged and retried. A second run, even
-        after the end of the first, sends nothing to the webhooks of the first: make a new dispatcher instead.
-        """
+        """Deliver messages to all webhooks until cancelled; call it only once for each dispatcher."""
         unsubscribe = self._dependencies.store.subscribe(self._on_commit)
         try:
             async with asyncio.TaskGroup() as group:

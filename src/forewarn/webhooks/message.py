@@ -26,54 +26,21 @@ from forewarn.http_client import HttpClient, HttpLimits, HttpRequestFailed
 
 
 class WebhookStore(Protocol):
-    """The part of `forewarn.store.Store` that webhooks need; every store has it.
+    """The part of `forewarn.store.Store` that webhooks need."""
 
-    All reading methods raise Unavailable if the store cannot be read.
-    """
+    def webhooks(self) -> list[WebhookSubscription]: ...
 
-    def webhooks(self) -> list[WebhookSubscription]:
-        """Return all webhooks, with their cursors (positions in the history), in the order they were added.
+    def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]: ...
 
-        Raises Unavailable.
-        """
+    def event(self, event_id: str) -> Event | None: ...
 
-    def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
-        """Return the first `limit` history entries with a sequence number above `seq`, oldest first.
+    def vm(self, key: str) -> Vm | None: ...
 
-        Returns fewer, or [], if there are not enough. Raises Unavailable.
-        """
+    def request(self, request_id: str) -> MaintenanceRequest | None: ...
 
-    def event(self, event_id: str) -> Event | None:
-        """Return the event with exactly this id, live or over; None if there is none or it was pruned.
+    async def commit(self, commit: Commit) -> int: ...
 
-        Raises Unavailable.
-        """
-
-    def vm(self, key: str) -> Vm | None:
-        """Return the VM with this key, present or removed; None if there is none or it was pruned.
-
-        A key is `subscription/group/name` in lower case. Raises Unavailable.
-        """
-
-    def request(self, request_id: str) -> MaintenanceRequest | None:
-        """Return the maintenance request with exactly this id; None if there is none or it was pruned.
-
-        Raises Unavailable.
-        """
-
-    async def commit(self, commit: Commit) -> int:
-        """Write the commit durably, all of it or nothing; return the last sequence number of the history.
-
-        Subscribers have been called when it returns. A cursor that is lower than the stored one, or of a removed
-        webhook, changes nothing. Raises ForewarnError (Conflict or Unavailable) if it cannot be written.
-        """
-
-    def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Call the listener with each later `AppliedCommit`, on the event loop.
-
-        The calls come in the order of the commits, before `commit` returns; the listener must not block. Its errors go
-        to the loop's exception handler. Returns a function that ends the subscription, and may be called twice.
-        """
+    def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]: ...
 
 
 class WebhookRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,22 +66,14 @@ class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceiverUnreachable(Unavailable):
-    """The receiver gave no HTTP response, or may not be called. A `SendRequest` function raises it.
-
-    The message is a clause that says why, and calls the receiver `it`.
-    """
+    """The receiver gave no HTTP response, or may not be called; the message is a clause that calls it `it`."""
 
 
 SendRequest = Callable[[WebhookRequest], Awaitable[WebhookResponse]]  # raises ReceiverUnreachable
 
 
 def send_with(client: HttpClient, limits: HttpLimits) -> SendRequest:
-    """Return the function that sends webhook requests with this HTTP client, within these limits.
-
-    It returns the response of any status, with the beginning of its body, follows no redirect and does not retry. It
-    raises ReceiverUnreachable if there is no response in time, or the service may not call that address. A body that is
-    too long or breaks off is cut, without an error.
-    """
+    """Return the function that sends webhook requests with this HTTP client, within these limits."""
 
     async def send(request: WebhookRequest) -> WebhookResponse:
         try:
@@ -137,11 +96,7 @@ _CONTENT_TYPES = {
 def build_request(
     webhook: WebhookSubscription, message: NotificationMessage, now: float, *, aeg_type: str = "Notification"
 ) -> WebhookRequest:
-    """Build the signed POST request that delivers a message in the webhook's schema. Sends nothing.
-
-    `now` is real time in POSIX seconds. The header X-Forewarn-Delivery has the message's id. `aeg_type` is the value of
-    the header aeg-event-type, which only Event Grid receivers get.
-    """
+    """Build the signed POST request that delivers a message in the webhook's schema. Sends nothing."""
     body = render_message(message, webhook.schema)
     headers = {"Content-Type": _CONTENT_TYPES[webhook.schema], "X-Forewarn-Delivery": message.id}
     if webhook.schema is WebhookSchema.EVENT_GRID:
@@ -154,8 +109,8 @@ def build_request(
 def signature_headers(secret: str, body: bytes, now: float) -> dict[str, str]:
     """Return the headers, by name, that prove origin, integrity and age of a body; `now` is real time.
 
-    X-Forewarn-Timestamp has `now` in whole seconds. X-Forewarn-Signature has `sha256=` and the hexadecimal HMAC-SHA256,
-    with the secret as key, of that timestamp, a dot and the body. User-Agent is among them too.
+    X-Forewarn-Signature has `sha256=` and the hexadecimal HMAC-SHA256, with the secret as key, of the timestamp, a dot
+    and the body.
     """
     timestamp = str(int(now))
     digest = hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256).hexdigest()

@@ -35,10 +35,7 @@ _MAX_COUNTED_ENTRIES = 1000  # history entries scanned to count pending messages
 
 
 def retry_delay_s(failures: int, random: float) -> float:
-    """Return the delay before the next try, in seconds, after this many failures in a row (1 or more).
-
-    The delay doubles from 1 s to 5 min; `random` (0 to 1) takes off up to half, but leaves at least 1 s.
-    """
+    """Return the delay before the next try, in seconds, after this many failures in a row (1 or more)."""
     full = min(_MAX_RETRY_DELAY_S, _MIN_RETRY_DELAY_S * 2.0 ** min(failures - 1, 30))
     return max(_MIN_RETRY_DELAY_S, full * (1 - random / 2))
 
@@ -55,10 +52,7 @@ class SenderDependencies:
 
 
 class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The delivery state of one webhook since its sender was created; times are real, in POSIX seconds.
-
-    A sender is created when the dispatcher starts, or when its webhook is added.
-    """
+    """The delivery state of one webhook since its sender was created; times are real, in POSIX seconds."""
 
     last_success_at: float | None = None  # when the receiver last accepted a message; None: none yet
     failures: int = 0  # tries that failed in a row, since the last success
@@ -71,10 +65,8 @@ class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
 class WebhookSender:
     """Delivers the messages of one webhook while `run` runs: in order, at least once, from its cursor on.
 
-    Messages are those history entries after the cursor that pass the webhook's filters. Delivered means that the
-    receiver answered 2xx; a message that fails delays those after it, and is retried for ever. The filters read the
-    event and its VMs as they are stored now; messages about events that were pruned are left out. `webhook` is as
-    stored, with its cursor; all senders share `dependencies`.
+    Delivered means that the receiver answered 2xx; a message that fails delays those after it, and is retried for ever.
+    The filters read the event and its VMs as they are stored now; messages about events that were pruned are left out.
     """
 
     def __init__(self, webhook: WebhookSubscription, dependencies: SenderDependencies) -> None:
@@ -92,8 +84,7 @@ class WebhookSender:
     async def run(self) -> None:
         """Deliver the webhook's messages until it is cancelled; failures are logged and retried, never raised.
 
-        It saves the webhook's cursor in the store after each delivered message; if that fails, which is only logged, a
-        restart repeats messages. Run it once at a time. A retry follows after 1 s to 5 min, longer after each failure.
+        It saves the webhook's cursor after each delivered message; if that fails, a restart repeats messages.
         """
         while True:
             self._new_entries.clear()
@@ -108,9 +99,7 @@ class WebhookSender:
     async def _send_batch(self) -> float | None:
         """Delivers the messages of the next 200 history entries, up to the first failure.
 
-        Saves the cursor after each message, and every 1000 entries without one; a failure of that is only logged.
-        Returns the seconds to wait before the next batch: 0 if more entries may follow, the delay after a failed
-        delivery, None to wait for new entries. Raises ForewarnError if the history cannot be read.
+        Returns the seconds to wait before the next batch: 0 if more entries may follow, None to wait for new entries.
         """
         entries = self._dependencies.store.entries_after(self._position, _BATCH_ENTRIES)
         for entry in entries:
@@ -125,10 +114,7 @@ class WebhookSender:
         return 0 if len(entries) == _BATCH_ENTRIES else None
 
     def delivery_report(self) -> DeliveryReport:
-        """Return the current delivery state, with the messages pending among the next 1000 history entries.
-
-        Reads them from the store at each call; raises ForewarnError if that fails.
-        """
+        """Return the current delivery state, with the messages pending among the next 1000 history entries."""
         entries = self._dependencies.store.entries_after(self._position, _MAX_COUNTED_ENTRIES)
         pending = sum(self._message_to_send(entry) is not None for entry in entries)
         has_more = len(entries) == _MAX_COUNTED_ENTRIES
@@ -197,10 +183,7 @@ class WebhookSender:
 
 
 def describe_refusal(response: WebhookResponse) -> str:
-    """Return why a response other than 2xx is a failure: a clause for people, such as `it answered 500`.
-
-    For a redirect and for 410 it also says what to do.
-    """
+    """Return why a response other than 2xx is a failure: a clause for people, such as `it answered 500`."""
     if response.status == 410:
         return "it answered 410 (gone for good): remove the webhook if that is true"
     if 300 <= response.status < 400:

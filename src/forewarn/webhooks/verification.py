@@ -39,11 +39,7 @@ class ValidationResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceiverVerification:
-    """Tests and validates receivers, with one request each and no retry; the webhook stays as it is.
-
-    `send` sends the requests. Messages have the lab time that `now` returns, as messages about events do; signatures
-    have the real time that `real_time` returns. Both are in POSIX seconds.
-    """
+    """Tests and validates receivers, with one request each and no retry; the webhook stays as it is."""
 
     def __init__(self, *, send: SendRequest, now: Callable[[], float], real_time: Callable[[], float]) -> None:
         self._send = send
@@ -51,10 +47,7 @@ class ReceiverVerification:
         self._real_time = real_time
 
     async def send_test(self, webhook: WebhookSubscription) -> DeliveryTestResult:
-        """Send one signed test message in the webhook's schema, and return how the receiver answered.
-
-        No answer, or one other than 2xx, is a result and not an error.
-        """
+        """Send one signed test message in the webhook's schema, and return how the receiver answered."""
         data = {"message": "A test: nothing happened to any VM."}
         request = build_request(webhook, self._new_message(TEST_EVENT_TYPE, "3.0", data), self._real_time())
         try:
@@ -65,10 +58,10 @@ class ReceiverVerification:
         return DeliveryTestResult(ok=response.is_success, status=response.status, text=text)
 
     async def validate(self, webhook: WebhookSubscription) -> None:
-        """Ask the receiver whether it agrees to receive messages; raise Refused, with what to do, if not.
+        """Ask the receiver whether it agrees to receive messages; refuse, with what to do, if not.
 
         It agrees with 2xx: in the schema Event Grid by returning the validation code of the message, in CloudEvents by
-        answering OPTIONS with the allowed origin `forewarn` or `*`. Also raises Refused if it gives no response.
+        answering OPTIONS with the allowed origin `forewarn` or `*`.
         """
         try:
             if webhook.schema is WebhookSchema.CLOUD_EVENTS:
