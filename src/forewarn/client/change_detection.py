@@ -43,10 +43,7 @@ class KnownEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDocument:
-    """What a watcher knows: the last accepted document, and the events that are gone.
-
-    `detect_changes` makes the next one from a received document. The default knows nothing.
-    """
+    """What a watcher knows: the last accepted document, and the events that are gone."""
 
     epoch: str = ""  # `epoch_from_etag`: another one means that incarnations began again; "" if the server gives none
     incarnation: int = -1  # the document's number, which grows with each change; -1: no document yet
@@ -72,12 +69,7 @@ class ObservedDocument:
 
 
 class DocumentFreshness(Enum):
-    """How a received document relates to the last one that a watcher accepted.
-
-    CURRENT: the same document or a newer one. RESET: incarnations seem to have begun again, so the two cannot be
-    compared. STALE: older, and certainly not reset; it is ignored. DOUBTFUL: stale or reset, it is not known which; new
-    events count, missing ones do not.
-    """
+    """How a received document relates to the last one that a watcher accepted."""
 
     CURRENT = auto()  # the same document or a newer one
     RESET = auto()  # incarnations began again, or so it seems: they cannot be compared
@@ -90,8 +82,8 @@ def document_freshness(known: KnownDocument, observed: ObservedDocument) -> Docu
 
     If both documents have an epoch and the epochs differ, it is RESET, or DOUBTFUL if the received epoch is earlier.
     Otherwise an equal or higher incarnation is CURRENT. A lower one is STALE if both documents have an epoch; if not,
-    it is DOUBTFUL, or RESET if it fell by more than 10 to at most 3. Once `older_for_s` has reached MAX_STALE_S (70 s),
-    RESET replaces STALE and DOUBTFUL.
+    it is DOUBTFUL, or RESET if it fell by more than 10 to at most 3. Once `older_for_s` has reached MAX_STALE_S, RESET
+    replaces STALE and DOUBTFUL.
     """
     have_epochs = bool(known.epoch and observed.epoch)
     if have_epochs and known.epoch != observed.epoch:
@@ -110,19 +102,12 @@ def document_freshness(known: KnownDocument, observed: ObservedDocument) -> Docu
 
 
 def is_older_document(known: KnownDocument, observed: ObservedDocument) -> bool:
-    """Return whether the received document seems older than the known one: it is STALE or DOUBTFUL.
-
-    See `document_freshness`.
-    """
+    """Return whether the received document seems older than the known one: it is STALE or DOUBTFUL."""
     return document_freshness(known, observed) in (DocumentFreshness.STALE, DocumentFreshness.DOUBTFUL)
 
 
 def epoch_from_etag(tag: str) -> str:
-    """Return the part of this service's ETag that stays as the incarnation grows; "" for a foreign ETag.
-
-    That is the epoch, with the digits that identify scope and store if it has them (spec §4.3): `"2-17-0a1b2c3d"`
-    becomes `2-0a1b2c3d`.
-    """
+    """Return the part of this service's ETag that stays as the incarnation grows; "" for a foreign ETag."""
     found = _ETAG.fullmatch(tag)
     return found["epoch"] + (found["scope"] or "") if found else ""
 
@@ -137,15 +122,11 @@ _REBOOTING_KINDS = frozenset({Kind.REBOOT, Kind.REDEPLOY})
 
 
 def detect_changes(known: KnownDocument, observed: ObservedDocument) -> tuple[KnownDocument, tuple[Change, ...]]:
-    """Return what is known after this document, and the changes that it shows; changes no argument.
+    """Return what is known after this document, and the changes that it shows.
 
-    A new event is a Scheduled, or a Started with `first`. A known event is a Started once it has started, and a Gone
-    once it is no longer listed, unless an unusable element may stand for it. With `observed.repeats_moved`, an event
-    that has not started and has another readable NotBefore is a Scheduled again. Other differences are kept, but are
-    not changes. Changes of known events come first, in their order, then new events in the document's order; no change
-    has a `when_done`. The outcome of a Gone is FINISHED if the event had started, else what the growth of the
-    incarnation proves, else FINISHED if this VM has rebooted for a Reboot or Redeploy of it, else UNKNOWN. A STALE
-    document changes nothing, a DOUBTFUL one only adds events never seen before (see `DocumentFreshness`).
+    The outcome of a Gone is FINISHED if the event had started, else what the growth of the incarnation proves, else
+    FINISHED if this VM has rebooted for a Reboot or Redeploy of it, else UNKNOWN. A STALE document changes nothing, a
+    DOUBTFUL one only adds events never seen before.
     """
     freshness = document_freshness(known, observed)
     if freshness is DocumentFreshness.STALE:
@@ -276,8 +257,7 @@ def _may_have_rebooted(known_event: KnownEvent, observed: ObservedDocument) -> b
 def is_vm_name_needed(known: KnownDocument, observed: ObservedDocument) -> bool:
     """Return whether `detect_changes` may need `observed.vm_name` to decide how an event ended.
 
-    Returns True if a Reboot or Redeploy that was seen in another boot is no longer listed: it has happened if it lists
-    this VM.
+    A Reboot or Redeploy that was seen in another boot and is no longer listed has happened if it lists this VM.
     """
     return any(_may_have_rebooted(known_event, observed) for known_event in _events_over(known, observed).values())
 
@@ -285,9 +265,8 @@ def is_vm_name_needed(known: KnownDocument, observed: ObservedDocument) -> bool:
 def _outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, listed: dict[str, Event]) -> Outcome:
     """How known events that had not started ended, if they are missing and the incarnation shows it.
 
-    `listed` has the document's events by `event_key`. Each addition, start and removal of an event raises the
-    incarnation by one. WITHDRAWN if the growth that other changes do not explain is one for each missing event;
-    FINISHED if one is missing and that growth is two, for its start and its removal. Else UNKNOWN, also if none is.
+    Each addition, start and removal of an event raises the incarnation by one. WITHDRAWN if the growth that other
+    changes do not explain is one for each missing event; FINISHED if one is missing and that growth is two.
     """
     before = {event_key(known_event.event): known_event.event for known_event in known.events}
     unclear = sum(key not in listed and not _has_started(event) for key, event in before.items())
@@ -306,10 +285,7 @@ def _outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, li
 
 
 def time_left_s(event: Event, date: float | None) -> float | None:
-    """Return the seconds from `date`, the service's time in POSIX seconds, to the event's NotBefore.
-
-    Negative after it; None if one of the two is None (spec §12).
-    """
+    """Return the seconds from `date`, the service's time in POSIX seconds, to the event's NotBefore."""
     return None if event.not_before is None or date is None else event.not_before - date
 
 

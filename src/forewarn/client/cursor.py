@@ -25,10 +25,7 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchCursor:
-    """The content of a cursor file, in which a watcher keeps its progress; the defaults are a new file's.
-
-    Immutable; `load_cursor` reads one, and `save_cursor` writes it.
-    """
+    """The content of a cursor file, in which a watcher keeps its progress; the defaults are a new file's."""
 
     known: KnownDocument = field(default_factory=KnownDocument)  # the last document, with which the next is compared
     unhandled: tuple[Change, ...] = ()  # recorded and not yet marked as handled, in order of delivery
@@ -36,10 +33,7 @@ class WatchCursor:
 
 
 class BadCursor(ValueError):
-    """The content of a cursor file is damaged or of another format; the message says why.
-
-    `decode_cursor` and `load_cursor` raise it.
-    """
+    """The content of a cursor file is damaged or of another format; the message says why."""
 
 
 def read_boot_id() -> str:
@@ -51,10 +45,7 @@ def read_boot_id() -> str:
 
 
 def encode_cursor(cursor: WatchCursor) -> bytes:
-    """Encode a cursor as one line of JSON, with its newline; the `when_done` of its changes is not kept.
-
-    `decode_cursor` reads it.
-    """
+    """Encode a cursor as one line of JSON, with its newline; the `when_done` of its changes is not kept."""
     known = cursor.known
     content = {
         _FORMAT_KEY: CURSOR_FORMAT,
@@ -70,10 +61,7 @@ def encode_cursor(cursor: WatchCursor) -> bytes:
 
 
 def decode_cursor(raw: bytes) -> WatchCursor:
-    """Decode the bytes of a cursor file, as `encode_cursor` made them; its changes have no `when_done`.
-
-    Raises BadCursor if they are damaged or of another format than CURSOR_FORMAT.
-    """
+    """Decode the bytes of a cursor file, as `encode_cursor` made them; its changes have no `when_done`."""
     try:
         content = json.loads(raw)
         if not isinstance(content, dict) or _FORMAT_KEY not in content:
@@ -138,10 +126,7 @@ def _event_from_json(raw: object) -> Event:
 
 
 def load_cursor(path: Path) -> WatchCursor:
-    """Read the cursor file of a watcher; an absent file gives a new, empty cursor.
-
-    Raises BadCursor if its content is damaged or of another format, Rejected if the file cannot be read.
-    """
+    """Read the cursor file of a watcher; an absent file gives a new, empty cursor."""
     try:
         return decode_cursor(path.read_bytes())
     except FileNotFoundError:
@@ -151,11 +136,7 @@ def load_cursor(path: Path) -> WatchCursor:
 
 
 def save_cursor(path: Path, cursor: WatchCursor) -> None:
-    """Write the cursor durably and atomically in place of the file, with a temporary file beside it.
-
-    Blocks until the data is on disk. The folder must exist. Raises Rejected if the file cannot be written; the old one
-    then stays, unless only the sync of its folder failed.
-    """
+    """Write the cursor durably and atomically in place of the file, with a temporary file beside it."""
     new_file = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with new_file.open("wb") as file:

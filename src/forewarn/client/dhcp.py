@@ -35,8 +35,7 @@ class EthernetInterface:
 def encode_discover(xid: bytes, mac: bytes) -> bytes:
     """Encode a DHCPDISCOVER of 244 bytes that asks for a broadcast answer.
 
-    `xid` has 4 bytes that identify the transaction, `mac` the interface's 6 bytes. The answer must be broadcast because
-    a client without an address could not receive a unicast one.
+    The answer must be broadcast because a client without an address could not receive a unicast one.
     """
     packet = bytearray(_OPTIONS_AT)
     packet[0:4] = bytes((1, 1, 6, 0))
@@ -48,11 +47,7 @@ def encode_discover(xid: bytes, mac: bytes) -> bytes:
 
 
 def endpoint_from_offer(packet: bytes, *, xid: bytes, mac: bytes) -> str | None:
-    """Return the endpoint's IPv4 address from option 245 of a DHCP offer, as text.
-
-    `packet` is the DHCP message, without IP and UDP headers. Returns None if the option is absent, 0.0.0.0 or not of 4
-    bytes, or the packet is damaged or not an answer to this `xid` (4 bytes) and `mac` (6 bytes).
-    """
+    """Return the endpoint's IPv4 address from option 245 of a DHCP offer, as text."""
     is_ours = (
         len(packet) >= _MIN_PACKET_BYTES
         and packet[0] == _BOOTREPLY
@@ -82,8 +77,7 @@ def _parse_options(packet: bytes) -> Iterator[tuple[int, bytes]]:
 def ethernet_interfaces() -> tuple[EthernetInterface, ...]:
     """List this network namespace's Ethernet interfaces, even inactive ones, in the kernel's order.
 
-    Interfaces without a hardware address are left out. It asks the kernel, because /sys may show another namespace's
-    interfaces.
+    It asks the kernel, because /sys may show another namespace's interfaces.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         found = (_parse_interface(name, _read_hardware_address(sock, name)) for _, name in socket.if_nameindex())
@@ -105,11 +99,7 @@ def _parse_interface(name: str, hardware: bytes) -> EthernetInterface | None:
 
 
 def ask_for_endpoint(interface: EthernetInterface, *, answer_s: float = ANSWER_TIMEOUT_S) -> str | None:
-    """Ask DHCP once on this interface; return the first endpoint (IPv4) offered, None if none came.
-
-    Blocks for up to `answer_s` seconds. The address offered to this VM is not claimed. It needs root or capabilities,
-    and UDP port 68; raises Unavailable without them, or if the request cannot be sent.
-    """
+    """Ask DHCP once on this interface; the first endpoint offered, or None. Needs root and UDP port 68."""
     xid = os.urandom(4)
     try:
         with _open_socket(interface) as sock:

@@ -25,9 +25,8 @@ _MAX_INTERFACES = 4  # so that discovery ends soon on hosts with hundreds of int
 class Discovery:
     """How a client without a configured endpoint searches for it: settings of `discover_endpoint`.
 
-    `waits_s` are the delays before each round of DHCP; () disables DHCP. `interfaces` lists the network interfaces, of
-    which the first four are asked in each round. `ask` asks on one of them and returns the endpoint's IPv4 address, or
-    None; it raises Unavailable if it cannot ask. Times are in seconds.
+    `waits_s` are the delays before each round of DHCP; () disables DHCP. `ask` asks on one interface and returns the
+    endpoint's IPv4 address, or None; it raises Unavailable if it cannot ask.
     """
 
     well_known: Endpoint = _WELL_KNOWN_ENDPOINT  # tried first
@@ -41,9 +40,7 @@ class Discovery:
 def is_scheduled_events_response(response: HttpResponse) -> bool:
     """Return whether a scheduled events endpoint seems to have sent this response.
 
-    Other clouds use the same address. Returns True for a 200 with a JSON object that has `Events` or with an empty
-    body, for a 400 or 404 with a JSON object whose `error` is a text, and for any transient status (408, 410, 429, and
-    500 or more). Returns False for everything else.
+    Other clouds use the same address.
     """
     if is_transient_status(response.status):
         return True
@@ -61,12 +58,7 @@ def _is_error_response(response: HttpResponse, content: dict[str, object]) -> bo
 
 
 def discover_endpoint(discovery: Discovery) -> Flow[Endpoint]:
-    """Flow: return the first endpoint that answers, the well-known one or DHCP's at port 80 or 8080.
-
-    It polls each of them, and takes only an answer that `is_scheduled_events_response` accepts. It may take minutes.
-    Raises Unreachable if there is none; the message says what was tried. Calling it only makes the generator of
-    effects, which a client runs.
-    """
+    """Flow: return the first endpoint that answers, the well-known one or DHCP's. It may take minutes."""
     if (yield from _probe_endpoint(discovery, discovery.well_known)):
         return discovery.well_known
     problem = "no DHCP server names one" if discovery.waits_s else "DHCP was not asked"

@@ -31,23 +31,16 @@ class IncompleteResponse(Unavailable):
 class StaleConnection(IncompleteResponse):
     """A kept connection was closed before the response began, perhaps even before the request was sent.
 
-    The server may not have seen the request. A connection's `send` raises this, and `request_flow` repeats the request
-    once.
+    The server may not have seen the request, so `request_flow` repeats it once.
     """
 
 
 class WatchInterrupted(Exception):
-    """The caller of a watch has set its `interrupt`, which makes the watch raise this and end.
-
-    Flows do not catch it. It is not a ForewarnError.
-    """
+    """The caller of a watch has set its `interrupt`. Flows do not catch it; it is not a ForewarnError."""
 
 
 def unreachable_error(endpoint: Endpoint, error: Exception) -> Unreachable:
-    """Return (do not raise) the error for a failed connection attempt, for `raise … from error`.
-
-    Its message names the endpoint and the system's reason, which `error` has.
-    """
+    """Return (do not raise) the error for a failed connection attempt, for `raise … from error`."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if isinstance(error, OSError) and error.errno and reason.startswith("Connect call failed"):
         reason = os.strerror(error.errno)  # asyncio put its own text into strerror
@@ -55,23 +48,14 @@ def unreachable_error(endpoint: Endpoint, error: Exception) -> Unreachable:
 
 
 def incomplete_response_error(endpoint: Endpoint, error: Exception, *, may_be_stale: bool) -> IncompleteResponse:
-    """Return (do not raise) the error for a response that broke off because of `error`.
-
-    It is a `StaleConnection` if `may_be_stale`, unless the request timed out. `may_be_stale` says that the connection
-    was reused and nothing was received on it.
-    """
+    """Return (do not raise) the error for a response that broke off because of `error`."""
     kind = StaleConnection if may_be_stale and not isinstance(error, TimeoutError) else IncompleteResponse
     return kind(f"{endpoint} broke off its answer ({str(error) or type(error).__name__}): ask again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRequest:
-    """Effect: send the request, and return its `HttpResponse`, of any status, to the flow.
-
-    A flow (a generator) yields effects, and the client that runs it performs them. Raises Unreachable or
-    IncompleteResponse into the flow; its subclass StaleConnection if a kept connection was closed, so that the request
-    should be sent once more (`request_flow` does). Times are in seconds.
-    """
+    """Effect: send the request, and return its `HttpResponse`, of any status, to the flow."""
 
     endpoint: Endpoint
     request: HttpRequest
@@ -89,21 +73,14 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFunction:
-    """Effect: call a function that may block; return its result, or raise its error, in the flow.
-
-    A flow yields it, and the client that runs the flow calls the function; the asyncio client calls it in another
-    thread.
-    """
+    """Effect: call a function that may block; return its result, or raise its error, in the flow."""
 
     function: Callable[[], Any]  # called without arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YieldItem:
-    """Effect: yield `item` to the iterating caller; the flow resumes when the next one is requested.
-
-    Its result is None. A flow with such effects is for `hear` of a client.
-    """
+    """Effect: yield `item` to the iterating caller; the flow resumes when the next one is requested."""
 
     item: Any
 
@@ -115,8 +92,7 @@ Flow = Generator[Effect, Any, T]  # yields effects, receives their results, retu
 class FlowRunner(Generic[T]):
     """Runs one flow (a generator of effects) step by step, for a client that performs the effects.
 
-    Call `next_effect` until it returns None; perform each effect, then call `set_result` or `set_error`. At the end
-    `result` is the value that the flow returned.
+    Call `next_effect` until it returns None; perform each effect, then call `set_result` or `set_error`.
     """
 
     def __init__(self, flow: Flow[T]) -> None:
@@ -126,10 +102,7 @@ class FlowRunner(Generic[T]):
         self._results: list[T] = []
 
     def next_effect(self) -> Effect | None:
-        """Start or resume the flow with the last result or error; return its next effect, None at its end.
-
-        Raises what the flow raises.
-        """
+        """Start or resume the flow with the last result or error; return its next effect, None at its end."""
         value, error = self._value, self._error
         self._value = self._error = None
         try:
@@ -139,10 +112,7 @@ class FlowRunner(Generic[T]):
             return None
 
     def set_result(self, value: Any) -> None:
-        """Set the value that `next_effect` passes to the flow as the result of its last effect.
-
-        Without this call the result is None.
-        """
+        """Set the value that `next_effect` passes to the flow as the result of its last effect."""
         self._value = value
 
     def set_error(self, error: Exception) -> None:
@@ -164,11 +134,8 @@ def request_flow(
 ) -> Generator[Effect, Any, HttpResponse]:
     """Flow: send one request, and repeat it once if a kept connection turns out to be closed.
 
-    Calling it only makes the generator of effects, which a client runs. It returns a response of any status.
-    `timeout_s` limits the wait until the response begins, and between two reads of it; all of it may take up to
-    BODY_TIMEOUT_S (120 s) longer. The connection attempt is limited by the shorter of `connect_s` and `timeout_s`. The
-    repetition is harmless: polls change nothing, and an approval may be repeated (spec §5.2). Raises Unreachable if it
-    cannot connect, IncompleteResponse if the response does not come whole or in time.
+    The repetition is harmless: polls change nothing, and an approval may be repeated (spec §5.2). `timeout_s` limits
+    the wait until the response begins, and between two reads of it.
     """
     effect = SendRequest(endpoint=endpoint, request=request, timeout_s=timeout_s, connect_timeout_s=connect_s)
     try:

@@ -25,11 +25,7 @@ class Endpoint:
 
 
 def configured_endpoint(explicit: str | None, environ: Mapping[str, str]) -> Endpoint | None:
-    """Return the explicit endpoint, else FOREWARN_ENDPOINT, else SCHEDULEDEVENTSIP; None if none is set.
-
-    `environ` has the environment variables. An empty text counts as not set. Raises Rejected if the first one that is
-    set is not valid (`parse_endpoint`).
-    """
+    """Return the explicit endpoint, else FOREWARN_ENDPOINT, else SCHEDULEDEVENTSIP; None if none is set."""
     text = explicit or environ.get("FOREWARN_ENDPOINT") or environ.get("SCHEDULEDEVENTSIP")
     return parse_endpoint(text) if text else None
 
@@ -37,9 +33,7 @@ def configured_endpoint(explicit: str | None, environ: Mapping[str, str]) -> End
 def parse_endpoint(text: str) -> Endpoint:
     """Parse a host, address or http:// URL, with or without a port (default 80); resolve no names.
 
-    The host is returned in lower case. A path at or below /metadata, and a query, are ignored, so that URLs can be
-    pasted. Raises Rejected for another path, another scheme such as https, a user name, port 0, or text that is not an
-    address.
+    A path at or below /metadata, and a query, are ignored, so that URLs can be pasted.
     """
     text_or_url = text.strip()
     try:

@@ -37,10 +37,7 @@ class HandlerRule:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HandlerTask:
-    """One call of one function for one change, with its retries and approval.
-
-    `HandlerScheduler` makes and updates it, until the function and its approval are over.
-    """
+    """One call of one function for one change, with its retries and approval."""
 
     change: Change  # the argument of the function
     rule: HandlerRule  # has the function
@@ -53,28 +50,19 @@ class HandlerTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnVmName:
-    """Job: ask the endpoint for this VM's name, which is the job's result.
-
-    `HandlerScheduler.due_jobs` yields jobs; `Handler` runs them and reports their results.
-    """
+    """Job: ask the endpoint for this VM's name, which is the job's result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallHandlerFunction:
-    """Job: call the function of the task's rule with the task's change; its result is ignored.
-
-    `HandlerScheduler.due_jobs` yields it, and `Handler` runs it.
-    """
+    """Job: call the function of the task's rule with the task's change; its result is ignored."""
 
     task: HandlerTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApproveEvent:
-    """Job: approve the event of the task's change at the endpoint; the task's function has returned.
-
-    `HandlerScheduler.due_jobs` yields it, and `Handler` runs it.
-    """
+    """Job: approve the event of the task's change at the endpoint; the task's function has returned."""
 
     task: HandlerTask
 
@@ -91,10 +79,9 @@ HandlerJob = LearnVmName | CallHandlerFunction | ApproveEvent
 class HandlerScheduler:
     """Queues the changes of events, and decides which functions and approvals of a `Handler` are due.
 
-    It does no I/O. Call `add_change` for each change and `release_unwanted` after each poll, run the jobs of
-    `due_jobs`, and report each with `job_succeeded` or `job_failed`, all in one thread. It calls `done()` of a change
-    when all its functions are over, which may write the cursor file in the calling thread. `release_unwanted` marks all
-    changes that no function wants as handled together.
+    Call `add_change` for each change and `release_unwanted` after each poll, run the jobs of `due_jobs`, and report
+    each with `job_succeeded` or `job_failed`, all in one thread. It calls `done()` of a change when all its functions
+    are over, which may write the cursor file in the calling thread.
     """
 
     rules: Sequence[HandlerRule]  # one for each registered function
@@ -113,7 +100,6 @@ class HandlerScheduler:
     def add_change(self, change: Change) -> None:
         """Queue a call of each function that wants the change; keep it for `release_unwanted` if none does.
 
-        Without `neighbours` the change waits until this VM's name is known, and counts only if its event lists this VM.
         A Gone ends the retries of earlier changes of its event, and drops their functions that are not running.
         """
         self._inbox.append(change)
@@ -125,21 +111,14 @@ class HandlerScheduler:
         mark_all_handled(unwanted)
 
     def idle_time_s(self) -> float:
-        """Return the seconds until the next job is due, 0 if one is due now; infinity if none waits.
-
-        While a job is running it is BUSY_POLL_S (1 s), because its result needs a prompt reaction.
-        """
+        """Return the seconds until the next job is due, 0 if one is due now; infinity if none waits."""
         if self._is_learning_name or any(task.is_running for task in self._all_tasks()):
             return BUSY_POLL_S
         due_at = min((task.due_at for task in self._all_tasks()), default=math.inf)
         return max(0.0, min(due_at, self._learn_name_at if self._inbox else math.inf) - self.clock())
 
     def due_jobs(self) -> Iterator[HandlerJob]:
-        """Yield the jobs that are due now, and mark each as running when it is yielded.
-
-        There is at most one job for each event, and none while another job of the event runs; and a LearnVmName if
-        changes wait for the name. With `is_stopping`, it yields only approvals.
-        """
+        """Yield the jobs that are due now, and mark each as running when it is yielded."""
         now = self.clock()
         if self._inbox and not self._is_learning_name and not self.is_stopping and self._learn_name_at <= now:
             self._is_learning_name = True
@@ -152,13 +131,7 @@ class HandlerScheduler:
                 yield ApproveEvent(task=due) if due.has_returned else CallHandlerFunction(task=due)
 
     def job_succeeded(self, job: HandlerJob, result: Any) -> None:
-        """Take the result of a job: the VM's name for LearnVmName; other results are ignored.
-
-        With the name, the changes that waited for it get their tasks, or are done if no function wants them. After a
-        function whose rule wants an approval, the approval becomes due if the change is a Scheduled, unless the event
-        is gone or is a SpotRebalanceRecommendation. Otherwise the task is over; the last one of a change calls its
-        `done()`.
-        """
+        """Take the result of a job: the VM's name for LearnVmName; other results are ignored."""
         if isinstance(job, LearnVmName):
             self._is_learning_name, self.vm_name = False, result
             self._assign_inbox()
@@ -180,10 +153,8 @@ class HandlerScheduler:
     def job_failed(self, job: HandlerJob, error: Exception) -> None:
         """Take the error of a job, log it, and make the job due again after the next delay in `retry_s`.
 
-        There is no retry if a Gone of the event came after the task's change, or if an approval was Rejected (or a
-        subclass of it, such as NotFound): then the task (the call of one function, with its approval) is over, and the
-        last task of a change calls its `done()`, as if it had succeeded. Raises the error, without logging it, if it is
-        a Rejected of LearnVmName: the endpoint refuses to give this VM's name.
+        There is no retry if a Gone of the event came after the task's change, or if an approval was Rejected. A
+        Rejected LearnVmName is raised: the endpoint refuses to give this VM's name.
         """
         if isinstance(job, LearnVmName):
             self._is_learning_name = False

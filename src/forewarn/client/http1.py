@@ -19,11 +19,7 @@ _STATUS_CODE = re.compile(r"[1-9][0-9]{2}")
 
 
 def encode_request(request: HttpRequest, endpoint: Endpoint) -> bytes:
-    """Encode a request, head and body, as the bytes to send to the endpoint.
-
-    Adds Host, Accept and User-Agent, and Content-Length for a POST or a body. Characters outside Latin-1 become "?";
-    the values are not escaped.
-    """
+    """Encode a request, head and body, as the bytes to send to the endpoint."""
     host = str(endpoint).removeprefix("http://")
     fields = (("host", host), ("accept", "application/json"), ("user-agent", "forewarn"), *request.headers)
     length = (("content-length", str(len(request.body))),) if request.body or request.method == "POST" else ()
@@ -32,10 +28,9 @@ def encode_request(request: HttpRequest, endpoint: Endpoint) -> bytes:
 
 
 class ResponseReader:
-    """Parses one HTTP response from the received bytes, piece by piece; `feed` takes them.
+    """Parses one HTTP response from the received bytes, piece by piece; feed it b"" when the peer has closed.
 
-    Feed it b"" when the peer has closed. Use a new one for each response. `has_received` says whether any byte came;
-    once `feed` has returned the response, `can_keep_alive` says whether another request may follow on the connection.
+    Once `feed` has returned the response, `can_keep_alive` says whether another request may follow on the connection.
     """
 
     def __init__(self) -> None:
@@ -46,12 +41,7 @@ class ResponseReader:
         self._chunks = _ChunkedBodyReader()
 
     def feed(self, data: bytes) -> HttpResponse | None:
-        """Add received data; return the response once it is complete, else None.
-
-        b"" means that the peer has closed. Header names of the response are in lower case. Skips interim responses
-        (1xx). Raises IncompleteResponse if the data is not HTTP, is longer than MAX_HEAD_BYTES (64 KiB) or
-        MAX_BODY_BYTES (8 MiB), or ends too early.
-        """
+        """Add received data; return the response once it is complete, else None."""
         self.has_received = self.has_received or bool(data)
         self._data += data
         if self._head is None:

@@ -21,10 +21,8 @@ from forewarn.protocol.versions import NEWEST_VERSION
 class EndpointRecorder:
     """Records what an endpoint answers to polls, once and in real time; `for_s` limits it in seconds.
 
-    `for_s` None means until interrupted. It polls every `every_s` seconds with the api-version `version`, or at once
-    after a long poll that the endpoint held; the version is not negotiated, so a refusal is an answer like any other.
-    `clock` returns monotonic seconds, `sleep` waits. The recording begins when the recorder is created. It writes no
-    file: the caller stores what `answers` yields and, at the end, the result of `end`.
+    The api-version is not negotiated, so a refusal is an answer like any other. It writes no file: the caller stores
+    what `answers` yields and, at the end, the result of `end`.
     """
 
     def __init__(
@@ -47,11 +45,7 @@ class EndpointRecorder:
         self._polls = 0
 
     def answers(self) -> Iterator[RecordedResponse]:
-        """Poll, and yield each answer whose content differs from the last one's, until `for_s` is over.
-
-        It blocks between the polls; call it once. A 304 to its ETag is not yielded. A failure is an answer with status
-        None; Unreachable is raised only if the endpoint accepts no connection at the first poll.
-        """
+        """Poll, and yield each answer whose content differs from the last one's, until `for_s` is over."""
         last: RecordedResponse | None = None
         while self._left_s() > 0:
             answer = self._poll()
@@ -61,10 +55,7 @@ class EndpointRecorder:
             self._sleep(min(self._pause_s(), max(0.0, self._left_s())))
 
     def end(self) -> RecordingEnd:
-        """Return the recording's last line, as of now: elapsed seconds, Date of the last response, polls.
-
-        It sends nothing, and does not end the recording.
-        """
+        """Return the recording's last line, as of now: elapsed seconds, Date of the last response, polls."""
         return RecordingEnd(at_s=self._elapsed_s(), date=self._date, polls=self._polls)
 
     def _poll(self) -> RecordedResponse | None:

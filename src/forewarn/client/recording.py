@@ -45,10 +45,7 @@ class RecordedResponse:
     broke: str = ""  # the error, if no response came
 
     def has_same_content(self, other: RecordedResponse) -> bool:
-        """Return whether status, content type, Retry-After and body are equal; times and `broke` do not count.
-
-        Two failures without a response are therefore equal.
-        """
+        """Return whether status, content type, Retry-After and body are equal; times and `broke` do not count."""
         own, their = (_answer_content(answer) for answer in (self, other))
         return own == their
 
@@ -76,17 +73,11 @@ class EndpointRecording:
 
 
 class BadRecording(Rejected):
-    """The file cannot be replayed; the message names the file, the line if one is at fault, and a remedy.
-
-    `decode_recording` raises it.
-    """
+    """The file cannot be replayed; the message names the file, the line if one is at fault, and a remedy."""
 
 
 def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> bytes:
-    """Encode one line of a recording file, with its newline. Raises ValueError if a number is not finite.
-
-    The file consists of JSON lines: a header, answers, and finally an end.
-    """
+    """Encode one line of a recording file, with its newline. Raises ValueError if a number is not finite."""
     if isinstance(part, RecordingHeader):
         line = {
             _FORMAT_KEY: RECORDING_FORMAT,
@@ -102,10 +93,7 @@ def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> byte
 
 
 def encode_recording(recording: EndpointRecording) -> bytes:
-    """Encode a whole recording as the bytes of its file, one line for each part.
-
-    Raises ValueError if a number is not finite.
-    """
+    """Encode a whole recording as the bytes of its file, one line for each part."""
     ends = (recording.end,) if recording.end else ()
     return b"".join(encode_line(part) for part in (recording.header, *recording.answers, *ends))
 
@@ -124,12 +112,7 @@ def _answer_to_json(answer: RecordedResponse) -> dict[str, Any]:
 
 
 def decode_recording(raw: bytes, source: str) -> EndpointRecording:
-    """Decode the bytes of a recording file, `raw`; `source` names the file in messages.
-
-    Ignores blank lines, and a last line that was cut off. Raises BadRecording, with line and remedy, for content that
-    is not a recording of RECORDING_FORMAT, lines after its end or not in order of time, and a recording without any
-    answer. `end` of the result is None if the recording was cut off.
-    """
+    """Decode the bytes of a recording file, `raw`; `source` names the file in messages."""
     lines = list(_parse_lines(raw, source))
     if not lines:
         raise BadRecording(f"{source}:1: the file is empty; make a recording with `forewarn record`")

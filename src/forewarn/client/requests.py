@@ -31,11 +31,7 @@ NAME_VERSIONS = tuple(version for version in INSTANCE_VERSIONS if "2017-04-02" <
 
 
 class TemporarilyUnavailable(Unavailable):
-    """The service answered with the transient status `status`; a later retry may help.
-
-    `retry_after_s` is what its Retry-After asks for, 0 to MAX_RETRY_AFTER_S seconds; None without a usable one.
-    `message` is a sentence for people. `raise_for_status` and `parse_poll_answer` raise it.
-    """
+    """The service answered with a transient status; `retry_after_s` is what its Retry-After asks for, or None."""
 
     def __init__(self, message: str, *, status: int, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -71,10 +67,7 @@ class PollState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollStep:
-    """What follows a poll: the new state, the document if it changed, the pause before the next poll.
-
-    `step_after_answer` and `step_after_failure` make it.
-    """
+    """What follows a poll: the new state, the document if it changed, the pause before the next poll."""
 
     state: PollState
     new_document: Received | None  # None: the poll failed, or brought no document (304), or one equal to the last
@@ -84,8 +77,7 @@ class PollStep:
 def poll_request(*, version: str = NEWEST_VERSION, tag: str = "", hold_s: int = 0) -> HttpRequest:
     """Build the GET of the document in this api-version.
 
-    `tag` is an ETag with its quotes, "" for none: with it the server answers 304 if the document is unchanged. With it
-    and `hold_s` the server may hold its answer until the document changes, for at most `hold_s` seconds.
+    With `tag` and `hold_s` the server may hold its answer until the document changes, for at most `hold_s` seconds.
     """
     condition = (("if-none-match", tag),) if tag else ()
     preference = (("prefer", f"wait={hold_s}"),) if tag and hold_s else ()
@@ -93,20 +85,14 @@ def poll_request(*, version: str = NEWEST_VERSION, tag: str = "", hold_s: int = 
 
 
 def approval_request(ids: Iterable[str], *, version: str = NEWEST_VERSION) -> HttpRequest:
-    """Build the POST that approves the events with these ids, in one body; it does not check them.
-
-    `version` is the api-version of the request.
-    """
+    """Build the POST that approves the events with these ids, in one body; it does not check them."""
     body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in ids]}).encode("ascii")
     request = _metadata_request("POST", "/metadata/scheduledevents", {"api-version": version})
     return replace(request, headers=(*request.headers, ("content-type", "application/json")), body=body)
 
 
 def name_request(*, version: str = _NAME_VERSION) -> HttpRequest:
-    """Build the GET of this VM's name as text, as the `resources` of events spell it (spec §2.6).
-
-    `version` is one of NAME_VERSIONS: /metadata/instance has api-versions of its own.
-    """
+    """Build the GET of this VM's name as text, as the `resources` of events spell it (spec §2.6)."""
     return _metadata_request("GET", "/metadata/instance/compute/name", {"api-version": version, "format": "text"})
 
 
@@ -117,11 +103,7 @@ def _metadata_request(
 
 
 def parse_poll_answer(response: HttpResponse) -> PollAnswer:
-    """Parse the answer to a poll: a 200 with a document, or a 304.
-
-    Raises Unavailable if a retry may help: TemporarilyUnavailable for a transient status, plain Unavailable for a body
-    that is not a document. Raises NotFound for 404, and Rejected for any other status.
-    """
+    """Parse the answer to a poll: a 200 with a document, or a 304."""
     fields = dict(response.headers)
     received = None if response.status == 304 else _decode_document(response)
     return PollAnswer(
@@ -141,11 +123,7 @@ def _decode_document(response: HttpResponse) -> Received:
 
 
 def raise_for_status(response: HttpResponse) -> None:
-    """Raise the error that a status other than 200 means; return None for 200.
-
-    Raises TemporarilyUnavailable if the status is transient (`is_transient_status`), NotFound for 404, and Rejected for
-    all others, including a 304, a redirect or another 2xx. The last two errors contain the service's reason.
-    """
+    """Raise the error that a status other than 200 means; return None for 200."""
     if response.status == 200:
         return
     if is_transient_status(response.status):
@@ -158,18 +136,11 @@ def raise_for_status(response: HttpResponse) -> None:
 
 
 def is_transient_status(status: int) -> bool:
-    """Return whether a later retry may help after this HTTP status: 408, 410, 429, and 500 or more.
-
-    See spec §11.
-    """
+    """Return whether a later retry may help after this HTTP status: 408, 410, 429, and 500 or more."""
     return status in _TRANSIENT_STATUSES or status >= 500
 
 
 def _retry_after_s(response: HttpResponse) -> float | None:
-    """Seconds that Retry-After asks for, 0 to MAX_RETRY_AFTER_S; None if absent or unreadable.
-
-    A date in it counts from the response's Date.
-    """
     fields = dict(response.headers)
     text = fields.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
@@ -181,10 +152,6 @@ def _retry_after_s(response: HttpResponse) -> float | None:
 
 
 def _error_reason(response: HttpResponse) -> str:
-    """The reason in an error response: its JSON `error`, else its text; "no reason given" if it is empty.
-
-    It reads the first 2000 bytes of the body.
-    """
     text = response.body[:2000].decode("utf-8", "replace").strip()
     try:
         message = json.loads(text)["error"]
@@ -194,12 +161,7 @@ def _error_reason(response: HttpResponse) -> str:
 
 
 def step_after_answer(state: PollState, answer: PollAnswer) -> PollStep:
-    """Return the step that follows an answer to a poll; its state has no failures.
-
-    `state` stays unchanged. A document is new if its content differs from the last one's. A 304 keeps document and
-    ETag. The pause is LONG_POLL_PAUSE_S (0.05 s) if the server held the answer, or if it is the first and has an ETag;
-    else POLL_INTERVAL_S (1 s).
-    """
+    """Return the step that follows an answer to a poll; its state has no failures."""
     pause_s = LONG_POLL_PAUSE_S if answer.was_held or (answer.etag and state.document is None) else POLL_INTERVAL_S
     if answer.received is None:
         return PollStep(state=replace(state, failures=0), new_document=None, pause_s=pause_s)
@@ -210,10 +172,7 @@ def step_after_answer(state: PollState, answer: PollAnswer) -> PollStep:
 
 
 def partial_document_warning(document: Received | None) -> str:
-    """Return a sentence for the log about a partly usable document; "" if it is whole or None.
-
-    It says how many elements cannot be used, and which events therefore do not count as over. Logs nothing.
-    """
+    """Return a sentence for the log about a partly usable document; "" if it is whole or None."""
     if document is None or not document.unusable:
         return ""
     count, total = len(document.unusable), len(document.unusable) + len(document.events)
@@ -226,9 +185,7 @@ def partial_document_warning(document: Received | None) -> str:
 def step_after_failure(state: PollState, error: Unavailable | None = None) -> PollStep:
     """Return the step that follows a poll that failed with `error`: one more failure, and a pause.
 
-    The pause doubles with each failure up to MAX_BACKOFF_S (5 s), and is at least the Retry-After that `error` has
-    (None: the poll failed without one); see `backoff_s`. The step has no new document. Its state keeps the last one,
-    and has no ETag, because another server may answer next. `state` stays unchanged.
+    Its state has no ETag, because another server may answer next.
     """
     failed = replace(state, etag="", failures=state.failures + 1)
     return PollStep(state=failed, new_document=None, pause_s=backoff_s(failed.failures, error))
@@ -237,9 +194,7 @@ def step_after_failure(state: PollState, error: Unavailable | None = None) -> Po
 def backoff_s(failures: int, error: Unavailable | None = None) -> float:
     """Return the seconds to wait after this many failures in a row: 0.5, then doubling up to 5.
 
-    `failures` is 1 or more. If `error` is a TemporarilyUnavailable with a Retry-After, it is at least that, but only up
-    to MAX_RETRY_AFTER_S (10 s), because a Preempt has only 30 seconds of notice (spec §6.3). Any other error, or None,
-    changes nothing.
+    A Retry-After counts only up to MAX_RETRY_AFTER_S, because a Preempt has only 30 seconds of notice (spec §6.3).
     """
     doubling = min(MAX_BACKOFF_S, 0.5 * 2.0 ** min(failures - 1, 8))
     asked = error.retry_after_s if isinstance(error, TemporarilyUnavailable) else None
@@ -247,10 +202,6 @@ def backoff_s(failures: int, error: Unavailable | None = None) -> float:
 
 
 def should_give_up(failures: int, paused_s: float, error: Unavailable) -> bool:
-    """Return whether to give up a single request after this error: True from MAX_TRIES (5) failures on.
-
-    `failures` includes this one. If the error is a 410, their number does not matter: returns True once `paused_s`, the
-    seconds of all pauses so far, has reached GONE_TIMEOUT_S (80 s).
-    """
+    """Return whether to give up a single request after this error: True from MAX_TRIES (5) failures on."""
     is_gone = isinstance(error, TemporarilyUnavailable) and error.status == 410
     return paused_s >= GONE_TIMEOUT_S if is_gone else failures >= MAX_TRIES

@@ -15,11 +15,7 @@ TOLERANCE_S = 2.0  # a Date has whole seconds, and its answer takes a moment
 
 
 class ServiceTimeEstimate:
-    """Estimates the service's time from the Date headers of its answers, which `add_answer` takes.
-
-    It is unknown at first. Instants `at` are seconds of this machine's monotonic clock. One wrong Date does not move
-    the estimate.
-    """
+    """Estimates the service's time from the Dates of its answers; instants `at` are of the monotonic clock."""
 
     def __init__(self) -> None:
         self._offset_s: float | None = None  # the service's time minus ours; None: not known
@@ -28,26 +24,18 @@ class ServiceTimeEstimate:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the latest Date does not fit the estimate, so that further answers must decide.
-
-        Also True after a first Date that was not trusted (see `add_answer`); False before any Date.
-        """
+        """Whether the latest Date does not fit the estimate, so that further answers must decide."""
         return self._rival_offset_s is not None
 
     def time_at(self, at: float) -> float | None:
-        """Return the service's time in POSIX seconds at this instant of the local monotonic clock.
-
-        Returns None until a Date was accepted.
-        """
+        """Return the service's time in POSIX seconds at this instant of the local monotonic clock."""
         return None if self._offset_s is None else self._offset_s + at
 
     def add_answer(self, date: float | None, at: float, *, trust_first: bool = True) -> None:
         """Take the Date (POSIX seconds) of an answer received `at`; None (no Date) changes nothing.
 
-        A Date within TOLERANCE_S (2 s) of the estimate replaces it. Any other Date only makes the estimate doubtful,
-        until AGREEING_ANSWERS (3) in a row agree with each other; then the latest replaces it. The very first Date has
-        no estimate to fit: with `trust_first` it counts at once, else it too needs AGREEING_ANSWERS that agree, itself
-        included.
+        The very first Date has no estimate to fit: with `trust_first` it counts at once, else it too needs
+        AGREEING_ANSWERS.
         """
         if date is None:
             return

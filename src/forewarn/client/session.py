@@ -51,9 +51,7 @@ OLDEST_COMPLETE_VERSION = next(
 def _fallback_version(tried: str, response: HttpResponse, ours: Sequence[str]) -> str | None:
     """The older version to try after the answer rejected `tried`; None if it did not, or none is left.
 
-    `ours` are the versions that this client supports; the result is one of them, and always older than `tried`, so
-    that the negotiation ends. After a 400 that offers versions (spec §10) it is the newest that is offered, else the
-    newest before the newest offered one; after a 404 with "invalid version" it is the next older one.
+    The result is always older than `tried`, so that the negotiation ends.
     """
     older = [version for version in ours if version < tried]
     if response.status == 404 and b"invalid version" in response.body.lower():
@@ -66,10 +64,6 @@ def _fallback_version(tried: str, response: HttpResponse, ours: Sequence[str]) -
 
 
 def _offered_versions(response: HttpResponse) -> tuple[str, ...]:
-    """The api-versions in `newest-versions` of a 400 answer, in its order; () for any other answer.
-
-    Elements that are not dates are left out.
-    """
     if response.status != 400:
         return ()
     try:
@@ -92,10 +86,6 @@ def _require_all_kinds(version: str) -> None:
 
 
 def _missing_fields_warning(version: str) -> str:
-    """A warning that names the event fields this version lacks; "" if it has them all.
-
-    Raises KeyError if the version is not in VERSIONS.
-    """
     listed = event_fields(version)
     missing = [name for name in event_fields(NEWEST_VERSION) if name not in listed]
     if not missing:
@@ -115,12 +105,7 @@ LOG = logging.getLogger("forewarn.client")
 class ClientSession:
     """State and flows that the blocking and the asyncio client share; it does no I/O itself.
 
-    Methods marked `Flow` are generators of effects: a client runs them, and does the I/O and sleeping. `endpoint` is an
-    address; if it is None, `environ` has it, or `discovery` finds it (None: with the default settings). `version` fixes
-    the api-version, which is not checked; None negotiates it. `boot_id` returns the id of this boot, `clock` the
-    seconds of a monotonic clock. Raises Rejected if the configured endpoint is not valid. Its attribute `endpoint` is
-    None until it is known; `answered_at`, `held_s` and `last_error` (of the watch flows) are what `ClientProperties`
-    shows. `service_time` estimates the service's clock.
+    Methods marked `Flow` are generators of effects: a client runs them, and does the I/O and sleeping.
     """
 
     def __init__(
@@ -149,10 +134,7 @@ class ClientSession:
         self._name_version = NAME_VERSIONS[-1]
 
     def time_left(self, event: Event) -> float | None:
-        """Return the seconds until the event's NotBefore by the service's time now, negative after it.
-
-        Returns None if either is unknown. Sends nothing.
-        """
+        """Return the seconds until the event's NotBefore by the service's time now, negative after it."""
         return time_left_s(event, self.now())
 
     @property
@@ -165,54 +147,30 @@ class ClientSession:
         return self.service_time.time_at(self.clock())
 
     def discover(self) -> Flow[Endpoint]:
-        """Flow: return the endpoint; if it is not configured, discover it once and keep it in `endpoint`.
-
-        Raises Unreachable if none is found; the next call then searches again. Calling it only makes the generator of
-        effects, which a client runs.
-        """
+        """Flow: return the endpoint; if it is not configured, discover it once and keep it in `endpoint`."""
         if self.endpoint is None:
             self.endpoint = yield from discover_endpoint(self._discovery)
             self._has_answered = True  # to the discovery
         return self.endpoint
 
     def events(self) -> Flow[Received]:
-        """Flow: return the current document. Retries transient failures, but raises Unreachable at once.
-
-        Raises Unavailable after MAX_TRIES (5) failures, for status 410 after pauses of GONE_TIMEOUT_S (80 s) in all;
-        NotFound or Rejected if a retry cannot help. Calling it only makes the generator of effects, which a client
-        runs.
-        """
+        """Flow: return the current document. Retries transient failures, but raises Unreachable at once."""
         return (yield from self._with_retries(self._events_once))
 
     def mine(self) -> Flow[tuple[Event, ...]]:
-        """Flow: return the events that list this VM, in the document's order; () if none does.
-
-        Asks first for the VM's name, if it is not known; letter case of names does not matter. Retries transient
-        failures, then raises Unavailable; Unreachable at once, NotFound or Rejected if a retry cannot help. Calling it
-        only makes the generator of effects, which a client runs.
-        """
+        """Flow: return the events that list this VM, in the document's order; () if none does."""
         name = yield from self.name()
         received = yield from self.events()
         return tuple(event for event in received.events if lists(event, name))
 
     def name(self) -> Flow[str]:
-        """Flow: return this VM's name, as the `resources` of events spell it; ask only until it is known.
-
-        Retries transient failures, then raises Unavailable, as it does if the answer cannot be a VM's name; Unreachable
-        at once, NotFound or Rejected if a retry cannot help. Calling it only makes the generator of effects, which a
-        client runs.
-        """
+        """Flow: return this VM's name, as the `resources` of events spell it; ask only until it is known."""
         if self._name is None:
             self._name = yield from self._with_retries(self._name_once)
         return self._name
 
     def approve(self, events: Sequence[Event | str]) -> Flow[None]:
-        """Flow: approve these events or event ids, in one request: all or, if it is refused, none.
-
-        Retries transient failures, then raises Unavailable; Unreachable at once, NotFound or Rejected if a retry cannot
-        help. Also raises Rejected if there is no id, or an empty one. Calling it only makes the generator of effects,
-        which a client runs.
-        """
+        """Flow: approve these events or event ids, in one request: all or, if it is refused, none."""
         ids = [event if isinstance(event, str) else event.id for event in events]
         if not all(ids) or not ids:
             raise Rejected("no event is named: give the id of at least one event to approve")
@@ -221,11 +179,8 @@ class ClientSession:
     def poll(self, state: PollState, *, hold_s: int, confirm_time: bool = False) -> Flow[PollAnswer]:
         """Flow: poll once and return the answer; retry only with an older version, if that is negotiated.
 
-        Sends the ETag of `state`, if any; only then may the service hold the answer, for up to `hold_s` seconds. May
-        run the discovery first. Updates the estimate of the service's time, `answered_at` and `held_s`. If the answer's
-        Date does not fit the estimate, further requests confirm or reject it; with `confirm_time`, they also confirm
-        the first Date. Raises Unavailable if a retry may help, else Rejected or NotFound. Calling it only makes the
-        generator of effects, which a client runs.
+        If the answer's Date does not fit the estimate, further requests confirm or reject it; with `confirm_time`, they
+        also confirm the first Date.
         """
         yield from self.discover()
         asks_to_hold, asked_at = bool(state.condition and hold_s), self.clock()
@@ -250,8 +205,8 @@ class ClientSession:
     def _confirm_time(self, etag: str) -> Flow[None]:
         """Asks for more answers until they agree about the time; gives up after a few, or if one fails.
 
-        Then the estimate stays, and the next polls decide. Documents in these answers are ignored: the next poll
-        gets them.
+        Then the estimate stays, and the next polls decide. Documents in these answers are ignored: the next poll gets
+        them.
         """
         for _ in range(_MAX_TIME_REQUESTS):
             try:
@@ -330,18 +285,12 @@ class ClientSession:
 
 
 def warning_effect(text: str) -> CallFunction:
-    """Return the effect that logs a warning to the logger `forewarn.client`; a flow must yield it.
-
-    `text` is the message. The call itself logs nothing.
-    """
+    """Return the effect that logs a warning to the logger `forewarn.client`; a flow must yield it."""
     return CallFunction(function=partial(LOG.warning, "%s", text))
 
 
 class ClientProperties:
-    """The read-only properties that `Client` and `AsyncClient` share; reading one sends nothing.
-
-    They are `version`, `date`, `now`, `answered_at`, `held_s` and `trouble`.
-    """
+    """The read-only properties that `Client` and `AsyncClient` share; reading one sends nothing."""
 
     _session: ClientSession
 
@@ -354,8 +303,7 @@ class ClientProperties:
     def date(self) -> float | None:
         """The service's time at its latest usable answer to a poll, in POSIX seconds; None until it is known.
 
-        With that document the time left is `not_before - date` (spec §12). A Date that does not fit the earlier ones
-        counts only if further answers confirm it.
+        With that document the time left is `not_before - date` (spec §12).
         """
         return self._session.date
 
@@ -376,8 +324,5 @@ class ClientProperties:
 
     @property
     def trouble(self) -> str:
-        """Why the latest poll of `documents` or `watch` failed, or which part of its document is unusable.
-
-        It is a sentence for people; "" if neither applies, or if any poll has succeeded since.
-        """
+        """Why the latest poll of `documents` or `watch` failed, or which part of its document is unusable; else ""."""
         return self._session.last_error

@@ -39,8 +39,8 @@ _FAILURES_BEFORE_WARNING = 3  # in a row
 class _CursorStore:
     """Keeps a watcher's cursor in `cursor`, and writes it to the file at `path` whenever it changes.
 
-    With the path None there is no file. Threads may mark changes as handled in any order. A write that fails after
-    `save_initial` is only logged: changes may then be delivered again.
+    Threads may mark changes as handled in any order. A write that fails after `save_initial` is only logged: changes
+    may then be delivered again.
     """
 
     def __init__(self, path: Path | None, cursor: WatchCursor) -> None:
@@ -49,26 +49,16 @@ class _CursorStore:
         self._lock = Lock()
 
     def save_initial(self) -> None:
-        """Writes the cursor once at the start, so that an unusable path raises Rejected now.
-
-        Does nothing without a file.
-        """
+        """Writes the cursor once at the start, so that an unusable path raises Rejected now."""
         if self._path is not None:
             save_cursor(self._path, self.cursor)
 
     def add_changes(self, known: KnownDocument, changes: tuple[Change, ...], boot_id: str) -> None:
-        """Replaces what is known, appends the changes as unhandled, and writes the file.
-
-        `boot_id` identifies the current boot of this VM.
-        """
         with self._lock:
             self._replace(WatchCursor(known=known, unhandled=(*self.cursor.unhandled, *changes), boot_id=boot_id))
 
     def mark_handled(self, change: Change) -> None:
-        """Removes one change from `cursor.unhandled`, and writes the file.
-
-        It is found by identity: no effect if this very object is not in it, such as an equal copy.
-        """
+        """Removes this very object from `cursor.unhandled`, and writes the file."""
         with self._lock:
             left = tuple(other for other in self.cursor.unhandled if other is not change)
             self._replace(replace(self.cursor, unhandled=left))
@@ -81,10 +71,6 @@ class _CursorStore:
             self._replace(replace(self.cursor, unhandled=left))
 
     def mark_handled_up_to(self, change: Change) -> None:
-        """Removes this change and all before it from `cursor.unhandled`, with one write of the file.
-
-        It is found by identity, as in `mark_handled`; no effect if it is not in it.
-        """
         with self._lock:
             left = self.cursor.unhandled
             place = next((place for place, other in enumerate(left) if other is change), -1)
@@ -114,9 +100,7 @@ class _MarkHandled:
 def mark_all_handled(changes: Iterable[Change]) -> None:
     """Call `done()` on these changes, but write the cursor file only once for all changes of a watch.
 
-    A file with thousands of events takes a while to write, and a document can have as many new events. Changes of a
-    watch with `in_order` are written one by one. A file that cannot be written is only logged: the changes may be
-    delivered again after a restart.
+    A file with thousands of events takes a while to write, and a document can have as many new events.
     """
     by_store: dict[_CursorStore, list[Change]] = {}
     for change in changes:
@@ -134,9 +118,8 @@ class WatchOptions:
 
     `explicit`: a change is handled only by its `done()`, not when the next one is requested. `in_order`: `done()` also
     handles all changes before it, so that a thousand changes need one write. `max_poll_s` returns for how many seconds
-    the next poll may be held (at most LONG_POLL_S, 10), and how long the pause after it may be; the watch then yields
-    None after each poll, so that the caller gets control. `confirm_time`: the first Date of the service counts only
-    once several answers agree about it, and its time is unknown until then; else the first counts at once.
+    the next poll may be held (at most LONG_POLL_S, 10); the watch then yields None after each poll, so that the caller
+    gets control. `confirm_time`: the first Date of the service counts only once several answers agree about it.
     `repeats_moved`: an event whose NotBefore changes before it starts is delivered as Scheduled again.
     """
 
@@ -147,20 +130,11 @@ class WatchOptions:
     max_poll_s: Callable[[], float] | None = None  # called before and after each poll
 
     def _long_poll_s(self) -> float:
-        """How long the next poll may be held, in seconds: what `max_poll_s` returns, from 0 to LONG_POLL_S.
-
-        Without `max_poll_s` it is LONG_POLL_S.
-        """
         return LONG_POLL_S if self.max_poll_s is None else min(LONG_POLL_S, max(0.0, self.max_poll_s()))
 
 
 def documents_flow(session: ClientSession) -> Flow[None]:
-    """Flow: yield the current document (`Received`), then each one that differs from the last, for ever.
-
-    Long-polls if the service supports that. Retries Unavailable without end, and logs the third failure in a row.
-    Raises NotFound and Rejected. Calling it only makes the generator of effects, which a client runs; documents are
-    YieldItem effects.
-    """
+    """Flow: yield the current document (`Received`), then each one that differs from the last, for ever."""
     state = PollState()
     while True:
         step = yield from _poll_once(session, state, LONG_POLL_S)
@@ -174,10 +148,7 @@ def changes_flow(session: ClientSession, path: Path | None, options: WatchOption
     """Flow: yield each change at least once, for ever; `path` is the cursor file, None keeps no file.
 
     Changes are written to the file before they are yielded. It first yields the unhandled changes of the file, once a
-    poll has succeeded; with `options.max_poll_s` it also yields None after each poll. Retries Unavailable without end,
-    and logs the third failure in a row. Raises NotFound and Rejected, and Rejected if the file cannot be read, or
-    written at the start; later failures to write it are only logged, and a damaged file is replaced, with a warning.
-    Calling it only makes the generator of effects, which a client runs; changes are YieldItem effects.
+    poll has succeeded. A damaged file is replaced, with a warning.
     """
     boot_id = yield CallFunction(function=session.boot_id)
     store = _CursorStore(path, (yield from _load_or_create_cursor(path)))
@@ -212,10 +183,7 @@ def changes_flow(session: ClientSession, path: Path | None, options: WatchOption
 def _poll_once(
     session: ClientSession, state: PollState, hold_s: float, *, confirm_time: bool = False
 ) -> Flow[PollStep]:
-    """Polls once and returns the next step. It logs outages (Unavailable) and does not raise them.
-
-    It also logs a warning when a partly usable document first comes.
-    """
+    """Polls once and returns the next step. It logs outages (Unavailable) and does not raise them."""
     try:
         answer = yield from session.poll(state, hold_s=int(hold_s), confirm_time=confirm_time)
     except Unavailable as error:

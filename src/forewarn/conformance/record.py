@@ -33,11 +33,7 @@ HOUR_S = 3600.0
 
 
 def group_after(lease: LeaseRow, *changes: RowChange, number: int = 1, seq: int = 0) -> RecordGroup:
-    """Return the `number`-th group of row changes that a node writes after it took the lease.
-
-    A group is what one transaction of the record writes. `lease` is as it was taken; `changes` are the group's rows;
-    `seq` is how many history entries were written since. The group's clock is `number` seconds after the lease's.
-    """
+    """Return the `number`-th group of row changes that a node writes after it took the lease."""
     return RecordGroup(
         term=lease.term,
         number=lease.number + number,
@@ -51,16 +47,14 @@ def group_after(lease: LeaseRow, *changes: RowChange, number: int = 1, seq: int 
 class RecordConformance(ABC):
     """The tests that every `SharedRecord` must pass: the tables that several control nodes share.
 
-    The node that holds the lease writes groups of row changes; the log keeps each group. A subclass defines `open`,
-    `expire_lease` and `make_log_old`; pytest collects its tests.
+    A subclass defines `open`, `expire_lease` and `make_log_old`; pytest collects its tests.
     """
 
     @abstractmethod
     def open(self) -> SharedRecord:
         """Return a connection to the record under test, which is empty at the first call in a test.
 
-        Later calls in a test return further connections to the same record. The suite closes hardly any of them: close
-        them after the test.
+        Later calls in a test return further connections to the same record. Close them after the test.
         """
 
     @abstractmethod
@@ -72,10 +66,7 @@ class RecordConformance(ABC):
         """Make all groups that are in the record's log two hours old, so that pruning may delete them."""
 
     def take(self, record: SharedRecord, holder: str = "c1", url: str = URL_1) -> LeaseRow:
-        """Take the lease of the record for a control node and return it.
-
-        `holder` is the node's name, `url` its address. Raises AssertionError if the lease is held and has not expired.
-        """
+        """Take the lease of the record for a control node and return it."""
         lease = record.take_lease(holder, url)
         assert lease is not None
         return lease
@@ -132,10 +123,7 @@ class RecordConformance(ABC):
         assert self.take(second, "c2", URL_2).term == 2
 
     def test_a_released_lease_says_how_long_ago_that_was(self) -> None:
-        """Right after `release_lease`, `remaining_s` is 0 or less, and not as low as an hour ago.
-
-        The next holder decides by it whether VMs could not poll meanwhile.
-        """
+        """Right after `release_lease`, `remaining_s` is 0 or less, and not as low as an hour ago."""
         record = self.open()
         record.release_lease(self.take(record).term)
         assert -HOUR_S < record.read_lease().remaining_s <= 0
@@ -237,10 +225,7 @@ class RecordConformance(ABC):
         assert self.rows(record) == []
 
     def test_a_value_that_cannot_be_stored_leaves_the_record_as_it_was(self) -> None:
-        """A text with NUL raises RowsRejected and writes nothing of its group; its number stays free.
-
-        The message says NUL.
-        """
+        """A text with NUL raises RowsRejected and writes nothing of its group; its number stays free."""
         record = self.open()
         lease = self.take(record)
         with pytest.raises(RowsRejected, match="NUL"):
@@ -287,11 +272,7 @@ class RecordConformance(ABC):
         assert record.log_term(1) is None
 
     def test_pruning_keeps_the_last_thousand_groups(self) -> None:
-        """`prune_log` deletes only old groups that are not among the last 1000, and returns how many.
-
-        A group is old if its age exceeds the given seconds. `log_after` then raises LogPruned for numbers whose next
-        group is gone.
-        """
+        """`prune_log` deletes only old groups that are not among the last 1000, and returns how many."""
         record = self.open()
         lease = self.take(record)
         self.commit_many(record, lease, 1003)
@@ -303,10 +284,7 @@ class RecordConformance(ABC):
             record.log_after(2, 10)
 
     def commit_many(self, record: SharedRecord, lease: LeaseRow, count: int) -> None:
-        """Commit `count` groups without changes to the record, numbered from the one after `lease` on.
-
-        A subclass may override it to do that faster.
-        """
+        """Commit `count` groups without changes to the record, numbered from the one after `lease` on."""
         for number in range(1, count + 1):
             record.commit(group_after(lease, number=number))
 

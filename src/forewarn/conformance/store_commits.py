@@ -35,11 +35,7 @@ class StoreCommitTests(StoreSuite):
 
     @pytest.mark.parametrize("kind", ["scopes", "gates", "requests"])
     def test_a_commit_on_an_outdated_version_is_a_conflict_that_names_the_row(self, kind: str) -> None:
-        """A commit of a row of this kind must carry its current version, 0 for a new row; else Conflict.
-
-        The message names the row, its version and the expected one, in words that the test prescribes. Each commit
-        raises the version by one.
-        """
+        """A commit of a row of this kind must carry its current version, 0 for a new row; else Conflict."""
 
         async def scenario(store: Store) -> None:
             row = _versioned_row(kind)
@@ -93,11 +89,7 @@ class StoreCommitTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_subscribers_get_every_commit_in_order_before_the_caller_continues(self) -> None:
-        """A subscriber gets each applied commit, with numbered entries, before its `commit` returns.
-
-        Commits come in the order of their numbers, those that raise Conflict never, and none after unsubscribing, which
-        may be done twice.
-        """
+        """A subscriber gets each applied commit, with numbered entries, before its `commit` returns."""
 
         async def scenario(store: Store) -> None:
             applied: list[AppliedCommit] = []
@@ -137,10 +129,7 @@ class StoreCommitTests(StoreSuite):
         self.run_scenarios(write, read)
 
     def test_a_failing_subscriber_does_not_block_the_others(self) -> None:
-        """If a subscriber raises, the commit succeeds and other subscribers get it.
-
-        The event loop's exception handler gets the error.
-        """
+        """If a subscriber raises, the commit succeeds and other subscribers get it."""
 
         async def scenario(store: Store) -> None:
             reported: list[dict[str, Any]] = []
@@ -159,11 +148,7 @@ class StoreCommitTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_a_closed_store_rejects_writes_and_has_lost_none(self) -> None:
-        """`close` completes the commits that wait; later writes raise Unavailable.
-
-        The message of the error says `closed`. The store may be closed twice. Reopened, it has all commits from before
-        and none from after.
-        """
+        """`close` completes the commits that wait; later writes raise Unavailable."""
 
         async def write(store: Store) -> None:
             commits = [store.commit(Commit(entries=(sample_history_entry(f"{number}"),))) for number in range(10)]

@@ -26,10 +26,7 @@ class StoreHistoryTests(StoreSuite):
     """Tests of the history, of deliveries and polls, and of saved values; part of `StoreConformance`."""
 
     def test_history_is_numbered_without_gaps(self) -> None:
-        """`commit` numbers its entries from 1 on and returns the last number.
-
-        It ignores the `seq` of the given entries. A commit without entries and one that raises Conflict use no number.
-        """
+        """`commit` numbers its entries from 1 on and returns the last number."""
 
         async def scenario(store: Store) -> None:
             assert await store.commit(Commit(entries=(sample_history_entry("a"), sample_history_entry("b")))) == 2
@@ -43,11 +40,7 @@ class StoreHistoryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_history_is_filtered_by_scope_event_request_and_vm(self) -> None:
-        """`history` returns the entries that match all conditions, oldest first.
-
-        Conditions are scope, event, request and VM. `after` and `before` exclude the entry with that number. `limit`
-        keeps the newest entries, with `newest=False` the oldest.
-        """
+        """`history` returns the entries that match all conditions, oldest first."""
 
         async def scenario(store: Store) -> None:
             a = sample_history_entry("a", scope_id="s", event_id="e", request_id="r", vm="v")
@@ -98,10 +91,7 @@ class StoreHistoryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_only_the_first_delivery_of_a_status_is_kept(self) -> None:
-        """Of deliveries with the same event, VM and status, the one that was recorded first stays.
-
-        `deliveries` filters by event and VM.
-        """
+        """Of deliveries with the same event, VM and status, the one that was recorded first stays."""
 
         async def scenario(store: Store) -> None:
             first, started = sample_delivery("E"), sample_delivery("E", status=EventState.STARTED.value)
@@ -116,10 +106,7 @@ class StoreHistoryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_deliveries_are_sorted_by_time_event_vm_and_status(self) -> None:
-        """`deliveries` sorts by time, then event id, VM and status, not by the order of recording.
-
-        Times keep their full precision.
-        """
+        """`deliveries` sorts by time, then event id, VM and status, not by the order of recording."""
 
         async def scenario(store: Store) -> None:
             late, early = sample_delivery("E", at=1_700_000_000.1234567), sample_delivery("Z", at=19.25)
@@ -139,10 +126,7 @@ class StoreHistoryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_the_latest_poll_of_each_vm_is_kept(self) -> None:
-        """Of the polls of one VM, the one with the latest time stays, with its count and other fields.
-
-        `last_polls` sorts by VM, and filters by scope.
-        """
+        """Of the polls of one VM, the one with the latest time stays, with its count and other fields."""
 
         async def scenario(store: Store) -> None:
             await store.record_observations([sample_poll("b", 10.0), sample_poll("a", 11.0, scope_id="other")], [])

@@ -28,17 +28,10 @@ def _gate(request_id: str) -> Gate:
 
 
 class StorePruningTests(StoreSuite):
-    """Tests of `prune`: what is deleted, and what is kept because something kept refers to it.
-
-    Part of `StoreConformance`.
-    """
+    """Tests of `prune`: what is deleted, and what is kept because something kept refers to it."""
 
     def test_pruning_removes_old_entries_and_ended_events_but_no_live_event(self) -> None:
-        """Spec §5.2: an event that is over stays known for a while; a live event always stays.
-
-        `prune(before)` deletes the entries and the ended events of an earlier time, with their deliveries, and returns
-        the number of entries. Sequence numbers go on.
-        """
+        """Spec §5.2: an event that is over stays known for a while; a live event always stays."""
 
         async def scenario(store: Store) -> None:
             past, recent, live = (
@@ -63,10 +56,7 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_keeps_the_events_of_an_open_rollout(self) -> None:
-        """A rollout learns from its events which VMs are done; without them it would repeat those VMs (§6.2).
-
-        `prune` keeps their deliveries too, and deletes both once the rollout is closed.
-        """
+        """A rollout learns from its events which VMs are done; without them it would repeat those VMs (§6.2)."""
 
         async def scenario(store: Store) -> None:
             reached = finished_event(sample_event("E1", request_id="r1"), 9.0)
@@ -83,10 +73,7 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_removes_deliveries_of_events_that_are_not_stored_by_their_age(self) -> None:
-        """A replay shows events that exist in no other row: the time of an event's first delivery counts.
-
-        `prune` deletes all deliveries of such an event if the first one was before the given time.
-        """
+        """A replay shows events that exist in no other row: the time of an event's first delivery counts."""
 
         async def scenario(store: Store) -> None:
             await store.record_observations([], [sample_delivery("old", at=9.0), sample_delivery("new", at=10.0)])
@@ -97,10 +84,7 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_removes_a_request_with_its_gate_and_its_script(self) -> None:
-        """`prune` deletes requests made before the given time, their gates, and their saved replay scripts.
-
-        Other saved values stay.
-        """
+        """`prune` deletes requests made before the given time, their gates, and their saved replay scripts."""
 
         async def scenario(store: Store) -> None:
             requests = (sample_request("old", at=9.0), sample_request("new", at=10.0))
@@ -120,10 +104,7 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_removes_the_measurements_of_a_rollout_with_it(self) -> None:
-        """`prune` deletes the measurements of the rollouts that it deletes.
-
-        Those of an open rollout stay, also if they are old.
-        """
+        """`prune` deletes the measurements of the rollouts that it deletes."""
 
         async def scenario(store: Store) -> None:
             measurements = tuple(sample_measurement(0.0, request_id=request_id) for request_id in ("r1", "r2"))
@@ -171,10 +152,7 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_removes_vms_that_were_removed_with_their_polls(self) -> None:
-        """`prune` deletes VMs that were removed before the given time, and their last polls.
-
-        A VM that is added again under such a name goes to the end.
-        """
+        """`prune` deletes VMs that were removed before the given time, and their last polls."""
 
         async def scenario(store: Store) -> None:
             vms = (sample_vm("old", removed_at=9.0), sample_vm("new", removed_at=10.0), sample_vm("present"))
@@ -213,10 +191,7 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_keeps_a_removed_vm_that_a_kept_event_was_delivered_to(self) -> None:
-        """A VM that was removed long ago stays until the events that were delivered to it are pruned too.
-
-        Delivered means that a poll of the VM showed the event. These records are pruned with the event.
-        """
+        """A VM that was removed long ago stays until the events that were delivered to it are pruned too."""
 
         async def scenario(store: Store) -> None:
             gone, event = sample_vm("gone", removed_at=1.0), sample_event("E")

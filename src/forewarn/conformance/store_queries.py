@@ -40,16 +40,10 @@ def _loaded_scope(store: Store) -> Scope:
 
 
 class StoreQueryTests(StoreSuite):
-    """Tests of queries for VMs, hosts, events, gates, requests, clients, grants and webhooks.
-
-    Part of `StoreConformance`.
-    """
+    """Tests of queries for VMs, hosts, events, gates, requests, clients, grants and webhooks."""
 
     def test_vms_keep_the_order_they_were_added_in(self) -> None:
-        """`vms` and the VMs of a scope keep the order of addition when a VM changes.
-
-        With `removed`, removed ones are included. A VM that is added again, or moves to another scope, goes to the end.
-        """
+        """`vms` and the VMs of a scope keep the order of addition when a VM changes."""
 
         async def scenario(store: Store) -> None:
             await store.commit(
@@ -125,10 +119,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_a_change_of_a_host_conflicts_with_one_decided_on_an_earlier_version(self) -> None:
-        """A commit that adds an existing host, or uses an outdated or unknown one, raises Conflict.
-
-        It changes nothing, and the message says `host`. Names that differ only in case are the same host.
-        """
+        """A commit that adds an existing host, or uses an outdated or unknown one, raises Conflict."""
 
         async def scenario(store: Store) -> None:
             await store.commit(Commit(hosts=(Host(name="h", location="l"),)))
@@ -150,11 +141,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_a_move_to_a_host_conflicts_with_its_change_but_not_with_other_moves(self) -> None:
-        """Spec §6.4: a VM must not be sent to a host that fails or is removed in the meantime.
-
-        Each host in `destinations` raises its `arrivals`; a change or removal decided on earlier ones raises Conflict,
-        with the words `VMs have come to host`.
-        """
+        """Spec §6.4: a VM must not be sent to a host that fails or is removed in the meantime."""
 
         async def scenario(store: Store) -> None:
             await store.commit(Commit(hosts=(Host(name="h", location="l"),)))
@@ -171,10 +158,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_events_are_found_oldest_first(self) -> None:
-        """`events` returns those that match scope, request, gate and statuses, in the order of addition.
-
-        `limit` keeps the newest.
-        """
+        """`events` returns those that match scope, request, gate and statuses, in the order of addition."""
 
         async def scenario(store: Store) -> None:
             e1, e2 = sample_event("Z", request_id="r1", gate_id="g"), sample_event("Y", request_id="r2", gate_id="g")
@@ -195,10 +179,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_waking_a_gate_makes_earlier_decisions_about_it_conflict(self) -> None:
-        """Spec §6.2: a gate must not miss an event that became ready while the gate was being decided.
-
-        `wake_gates` makes a gate due at once and raises its version; an unknown gate is ignored.
-        """
+        """Spec §6.2: a gate must not miss an event that became ready while the gate was being decided."""
 
         async def scenario(store: Store) -> None:
             await store.commit(Commit(gates=(Gate(id="g", request_id="r", host="h", wakes_at=None),)))
@@ -214,10 +195,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_due_scopes_and_gates_come_in_time_order(self) -> None:
-        """`due_scopes` and `due_gates` return up to `limit` that wake at or before a time, earliest first.
-
-        `next_wake_at` is the earliest of both; None in `wakes_at` means never.
-        """
+        """`due_scopes` and `due_gates` return up to `limit` that wake at or before a time, earliest first."""
 
         async def scenario(store: Store) -> None:
             scopes = [("a", 30.0), ("b", 10.0), ("c", None), ("d", 10.0)]
@@ -237,10 +215,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_requests_are_found_oldest_first(self) -> None:
-        """`requests` returns them in the order they were first stored; `limit` keeps the newest.
-
-        `open_only` returns those with a rollout that is not closed.
-        """
+        """`requests` returns them in the order they were first stored; `limit` keeps the newest."""
 
         async def scenario(store: Store) -> None:
             closed, open_ = sample_request("z", at=9.0), sample_rollout("y", at=1.0)
@@ -255,11 +230,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_ended_events_are_found_by_the_time_they_ended(self) -> None:
-        """`events_ended_between` includes both ends and sorts by the time of the end, the earliest first.
-
-        Of equal ends, the event that was added first comes first. `limit` keeps those that ended last, with
-        `newest=False` those that ended first, in the same order. Live events are not in it.
-        """
+        """`events_ended_between` includes both ends and sorts by the time of the end, the earliest first."""
 
         async def scenario(store: Store) -> None:
             late, soon, twin = (
@@ -275,10 +246,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_events_behind_several_gates_are_found_with_one_query(self) -> None:
-        """`events_behind_gates` returns the scheduled events of these gates, oldest first.
-
-        It also returns the set of those gates that have planned events. Unknown gates are ignored.
-        """
+        """`events_behind_gates` returns the scheduled events of these gates, oldest first."""
 
         async def scenario(store: Store) -> None:
             e1, e2, e3 = (
@@ -307,10 +275,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_planned_events_are_kept_until_they_are_unplanned(self) -> None:
-        """`planned` returns planned events in the order they were added, and filters by request.
-
-        `unplanned` removes by event id, also those of the same commit; unknown ids are ignored.
-        """
+        """`planned` returns planned events in the order they were added, and filters by request."""
 
         async def scenario(store: Store) -> None:
             p1, p2, p3 = (
@@ -331,11 +296,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_clients_and_grants_are_stored_replaced_and_removed(self) -> None:
-        """Clients and grants survive reopening and are removed by id; a client is replaced by id.
-
-        Removing an unknown grant does nothing. `clients` is sorted by id, `grants` by addition; `grants` filters by
-        principal.
-        """
+        """Clients and grants survive reopening and are removed by id; a client is replaced by id."""
         one = RegisteredClient(id="app", secret_hash=b"\x00\xff", name="An app", by="ann", at=1.5)
         two = RegisteredClient(id="bot", secret_hash=b"h")
         read = Grant(id="g1", role=Role.READER, to="client:app", over="/", by="ann", at=2.5)
@@ -359,10 +320,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(first, second, third)
 
     def test_measurements_are_returned_in_order_and_only_the_newest_of_each_rollout_are_kept(self) -> None:
-        """`measurements` returns those of one rollout, oldest first, also after reopening.
-
-        The store keeps MAX_MEASUREMENTS of them; those of other rollouts do not count.
-        """
+        """`measurements` returns those of one rollout, oldest first, also after reopening."""
         many = tuple(sample_measurement(float(n), request_id="r1") for n in range(MAX_MEASUREMENTS + 2))
         other = sample_measurement(0.5, request_id="r2")
 
@@ -380,10 +338,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(first, second)
 
     def test_a_webhook_cursor_only_moves_forward_and_restores_no_removed_webhook(self) -> None:
-        """A cursor with a lower number changes nothing, and one of a removed webhook does not bring it back.
-
-        `webhooks` keeps the order in which they were added, also after reopening.
-        """
+        """A cursor with a lower number changes nothing, and one of a removed webhook does not bring it back."""
         hook = WebhookSubscription(
             id="w1",
             url="https://x",
@@ -410,10 +365,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(first, second)
 
     def test_maintenance_configurations_and_assignments_are_kept_by_key(self) -> None:
-        """A configuration replaces the one whose id differs only in letter case, even after reopening.
-
-        `configurations` and `assignments` are sorted by key. Both are removed by key; unknown keys are ignored.
-        """
+        """A configuration replaces the one whose id differs only in letter case, even after reopening."""
         words = AzureWindow(start="2026-12-05 02:00", time_zone="UTC", duration="02:00", recur_every="Week Saturday")
         nightly = MaintenanceConfiguration(
             id="/subscriptions/S/b",

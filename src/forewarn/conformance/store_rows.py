@@ -25,10 +25,7 @@ replace_fields = msgspec.structs.replace  # a copy of a frozen struct with some 
 
 
 def sample_vm(name: str, **facts: Any) -> Vm:
-    """Return a VM of availability set `web` on host `h1`; `facts` sets or replaces fields by name.
-
-    It is in location `north`, resource group `group` and subscription `sub`, and its `vm_id` is `id of NAME`.
-    """
+    """Return a VM of availability set `web` on host `h1`; `facts` sets or replaces fields by name."""
     where = {"subscription_id": "sub", "resource_group": "group", "location": "north", "availability_set": "web"}
     return Vm(**{"name": name, "vm_id": f"id of {name}", "host": "h1", **where, **facts})
 
@@ -37,19 +34,13 @@ SAMPLE_SCOPE_ID = sample_vm("any").scope_id  # the scope of the sample VMs
 
 
 def sample_event(event_id: str, **facts: Any) -> Event:
-    """Return a scheduled restart of `web-0`, of request `r1`; `facts` sets or replaces fields by name.
-
-    It is in the sample scope, published at 10.0, with NotBefore at 910.0.
-    """
+    """Return a scheduled restart of `web-0`, of request `r1`; `facts` sets or replaces fields by name."""
     given: dict[str, Any] = {"scope_id": SAMPLE_SCOPE_ID, "request_id": "r1", "cause": Cause.USER_RESTART, "who": "ann"}
     return Event(**{"id": event_id, "vms": ("web-0",), "published_at": 10.0, "not_before": 910.0, **given, **facts})
 
 
 def finished_event(event: Event, at: float) -> Event:
-    """Return a copy of the event that is over since `at` (lab time), with the ending FINISHED.
-
-    Its acts and start time stay as they are.
-    """
+    """Return a copy of the event that is over since `at` (lab time), with the ending FINISHED."""
     return replace_fields(event, status=EventState.OVER, over_at=at, ending=Ending.FINISHED)
 
 
@@ -61,19 +52,13 @@ def sample_request(request_id: str, **facts: Any) -> MaintenanceRequest:
 
 
 def sample_rollout(request_id: str, *, closed: bool = False, **facts: Any) -> MaintenanceRequest:
-    """Return the request of a paused rollout over host `h1`, open unless `closed`.
-
-    `facts` sets or replaces fields of the request by name.
-    """
+    """Return the request of a paused rollout over host `h1`, open unless `closed`."""
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",), progress=RolloutState.PAUSED, closed=closed)
     return sample_request(request_id, ask=RequestedOperation.ROLLOUT, rollout=rollout, **facts)
 
 
 def sample_planned_event(event_id: str, **facts: Any) -> PlannedEvent:
-    """Return a planned host update of `web-0`, of request `r1`, with 900 seconds of notice.
-
-    `facts` sets or replaces fields by name.
-    """
+    """Return a planned host update of `web-0`, of request `r1`, with 900 seconds of notice."""
     given: dict[str, Any] = {"request_id": "r1", "scope_id": SAMPLE_SCOPE_ID, "cause": Cause.HOST_UPDATE, "who": "ann"}
     return PlannedEvent(**{"event_id": event_id, "vms": ("web-0",), "notice_s": 900.0, **given, **facts})
 
@@ -89,10 +74,7 @@ def sample_history_entry(text: str, **facts: Any) -> HistoryEntry:
 
 
 def sample_delivery(event_id: str, vm: str = "web-0", **facts: Any) -> EventDelivery:
-    """Return the record that a poll at 20.0 showed the event to the VM, with the status SCHEDULED.
-
-    `vm` is used as the VM's key. `facts` sets or replaces fields by name.
-    """
+    """Return the record that a poll at 20.0 showed the event to the VM, with the status SCHEDULED."""
     given: dict[str, Any] = {
         "scope_id": SAMPLE_SCOPE_ID,
         "status": EventState.SCHEDULED.value,
@@ -103,8 +85,5 @@ def sample_delivery(event_id: str, vm: str = "web-0", **facts: Any) -> EventDeli
 
 
 def sample_poll(vm: str, at: float, **facts: Any) -> LastPoll:
-    """Return the last poll of a VM, at lab time `at` in the sample scope, with the count 1.
-
-    `vm` is used as the VM's key. `facts` sets or replaces fields by name.
-    """
+    """Return the last poll of a VM, at lab time `at` in the sample scope, with the count 1."""
     return LastPoll(**{"vm": vm, "scope_id": SAMPLE_SCOPE_ID, "at": at, "version": "2020-07-01", "count": 1, **facts})

@@ -49,10 +49,7 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_every_field_of_every_value_is_read_back(self) -> None:
-        """Writes values of many kinds with many fields set, and reads them equal after reopening the store.
-
-        Versioned rows come back with version 1, and the entry with its number.
-        """
+        """Writes values of many kinds with many fields set, and reads them equal after reopening the store."""
         vm = sample_vm("web-0", tags={"a": "ü"}, auto_approve=AutoApproval(restart=True), removed_at=7.25)
         act = Act(id="E1:web-0", vm=vm.key, name="web-0", verb=Verb.REBOOT, event_id="E1", duration_s=9)
         event = sample_event(
@@ -89,10 +86,7 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(write, read)
 
     def test_a_scope_consists_of_its_row_its_present_vms_and_its_live_events(self) -> None:
-        """`scope` combines the row with its present VMs, as added, and its live events in order of `seq`.
-
-        Removed VMs, ended events and VMs of other scopes are not in it.
-        """
+        """`scope` combines the row with its present VMs, as added, and its live events in order of `seq`."""
         row = Scope(
             id=SAMPLE_SCOPE_ID, epoch=2, incarnation=3, enabled_at=1.0, last_request_at=4.0, next_seq=9, wakes_at=5.0
         )
@@ -119,10 +113,7 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(write, read)
 
     def test_reading_all_scopes_gives_the_same_as_reading_each(self) -> None:
-        """`scopes` yields what `scope` returns for each id, in the order of `scope_ids`.
-
-        `scope_ids` is sorted, and filters by whether the scope is enabled.
-        """
+        """`scopes` yields what `scope` returns for each id, in the order of `scope_ids`."""
         rows = (Scope(id="b", enabled_at=1.0), Scope(id=SAMPLE_SCOPE_ID, incarnation=3, wakes_at=5.0), Scope(id="a"))
         vms = (
             sample_vm("z"),
@@ -177,10 +168,7 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_enabled_scopes_are_counted(self) -> None:
-        """`enabled_scope_count` counts the scopes that have an `enabled_at`.
-
-        Successful writes do not count in `failed_writes`.
-        """
+        """`enabled_scope_count` counts the scopes that have an `enabled_at`."""
 
         async def scenario(store: Store) -> None:
             assert store.enabled_scope_count() == 0
@@ -208,10 +196,7 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_the_last_request_time_of_a_scope_never_decreases(self) -> None:
-        """Spec §8.2: the 24 hours count from the last request, which commits and observations both write.
-
-        Neither a commit nor a poll with an earlier time, or without one, lowers `last_request_at`.
-        """
+        """Spec §8.2: the 24 hours count from the last request, which commits and observations both write."""
 
         async def scenario(store: Store) -> None:
             await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID),)))

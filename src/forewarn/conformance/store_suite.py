@@ -19,18 +19,13 @@ class StoreSuite(ABC):
 
     @abstractmethod
     def open(self) -> Store:
-        """Open the store under test; `run_scenarios` calls it for each scenario and closes the store.
+        """Open the store under test, on a running event loop; `run_scenarios` closes it.
 
-        It is called, not awaited, on a running event loop, a new one for each scenario. At the first call in a test the
-        store is empty; a later call in the same test must find what was committed.
+        At the first call in a test the store is empty; a later call in the same test must find what was committed.
         """
 
     def run_scenarios(self, *scenarios: StoreScenario) -> None:
-        """Run the scenarios in order, each in a new event loop with a newly opened store; close it after each.
-
-        A scenario is an async function of the open store, so the second one shows what survived closing and reopening.
-        Raises what a scenario raises, and then runs no others.
-        """
+        """Run the scenarios in order, each in a new event loop with a newly opened store; close it after each."""
         for scenario in scenarios:
             asyncio.run(self._run_one(scenario))
 

@@ -44,10 +44,7 @@ class ExplanationLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """An explanation for people of one event, VM, host, scope, rollout or request.
-
-    A function such as `event_explanation` makes it from facts that the caller has read; it is not stored.
-    """
+    """An explanation for people of one event, VM, host, scope, rollout or request."""
 
     title: str  # what it is about
     lines: tuple[ExplanationLine, ...]  # what happened, oldest first; for a VM one per event or change, newest first
@@ -79,11 +76,7 @@ class VmPoll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeFacts:
-    """What is on record about one scope, for explanations of its events and VMs; the caller reads it.
-
-    Times are lab time unless the comment says real seconds. It is a snapshot: nothing is read again later. A fact that
-    is not given, such as the hypervisor, is left out of the explanation.
-    """
+    """What is on record about one scope, for explanations of its events and VMs: a snapshot that the caller reads."""
 
     now: float  # lab time in POSIX seconds
     scope: Scope
@@ -104,13 +97,7 @@ class ScopeFacts:
 
 
 def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
-    """Explain one event of the scope of `facts`: its timeline, its state now, and whether VMs poll.
-
-    The timeline, oldest first, has the request, the first eight deliveries to VMs in each status and a count of the
-    others, skipped VMs and retries, the approval (unless by policy), the release of its gate, the start (unless at
-    once), the outcome of each act, the end, and restarts of the service between publication and end. `now` has the
-    sentences of `describe_event_status` and `describe_polling`.
-    """
+    """Explain one event of the scope of `facts`: its timeline, its state now, and whether VMs poll."""
     lines = [
         *_request_lines(event, facts),
         *_delivery_lines(event, facts),
@@ -126,14 +113,7 @@ def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
 
 
 def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explanation:
-    """Explain a VM of the scope, even a removed one: what happened to it, newest first, and its state now.
-
-    `events` are those that list the VM, live and over, in any order; each is one line, with the time of its
-    publication. Entries of `facts` about changes of this VM without an event are lines too. `now` has sentences about
-    the VM itself, a sentence that it has no events if `events` is empty, the sentences of `describe_event_status` for
-    each live event, newest first, those of `describe_polling` unless the VM was removed, and last the hypervisor,
-    unless the sentences about an event have named it.
-    """
+    """Explain a VM of the scope, even a removed one: what happened to it, newest first, and its state now."""
     newest = sorted(events, key=lambda event: (event.published_at, event.seq), reverse=True)
     lines = [_event_summary_line(event, vm, facts) for event in newest]
     unannounced = [entry for entry in facts.entries if entry.what is EntryKind.UNANNOUNCED and entry.vm == vm.name]
@@ -260,14 +240,7 @@ _LOST_DELIVERIES_TEXT = "deliveries in the two seconds before the crash may be m
 
 
 def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
-    """Yield sentences about an event now: what it waits for, what is in progress, or how it ended.
-
-    Scheduled: what it waits for, and which of its VMs it was not delivered to yet. Started: which acts are unfinished,
-    what the hypervisor reports about them, which hosts or answers of the hypervisor they wait for, and the last failed
-    attempt; if every act has an outcome, that it stays listed for the settling time. Over: how long ago it ended, and
-    how. A scope with narrow delivery adds which VMs can see it, until it is over. Names the hypervisor if acts are
-    unfinished or it is over with acts.
-    """
+    """Yield sentences about an event now: what it waits for, what is in progress, or how it ended."""
     if event.status is EventState.OVER:
         ago = duration_text(facts.now - (event.over_at or facts.now))
         yield f"It ended {ago} ago: {ending_text(event)}."
@@ -361,9 +334,7 @@ def _vms_without_delivery(event: Event, facts: ScopeFacts) -> list[str]:
 def describe_polling(facts: ScopeFacts) -> Iterator[str]:
     """Yield two sentences: whether scheduled events are enabled for the scope, and which of its VMs poll.
 
-    A VM counts as polling if its last poll is at most 60 s of real time ago; a scope is disabled after `facts.idle_s`
-    of lab time without polls. Where real time and lab time differ by a minute or more, the sentences say which one they
-    mean.
+    Where real time and lab time differ by a minute or more, the sentences say which one they mean.
     """
     latest = min(facts.polls, key=lambda poll: poll.silent_s, default=None)
     if facts.scope.is_enabled:

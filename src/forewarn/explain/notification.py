@@ -36,10 +36,9 @@ _STATUS_BY_ENTRY_KIND = {
 
 
 class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of one event's status, of which webhooks are notified; `notification_for` makes it.
+    """A change of one event's status, of which webhooks are notified.
 
-    `notification_message` makes the message from it. It is computed from a history entry, so `event` may have moved on
-    to a later status than `status`.
+    It is computed from a history entry, so `event` may have moved on to a later status than `status`.
     """
 
     status: EventGridStatus  # Scheduled, Started, Completed or Canceled: what the change led to
@@ -54,17 +53,13 @@ class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
     def id(self) -> str:
         """The id of the message: a GUID computed from the event's id, the status and the resource.
 
-        It is the same for every receiver and every retry, so that receivers can find duplicates; letter case does not
-        matter.
+        It is the same for every receiver and every retry, so that receivers can find duplicates.
         """
         return str(uuid5(_NAMESPACE, f"{self.event.id}/{self.status}{self.resource}".casefold()))
 
     @property
     def subject(self) -> str:
-        """The resource id that Azure would give the event, below `resource`.
-
-        It is `RESOURCE/providers/microsoft.maintenance/scheduledevents/ID`, the id in lower case.
-        """
+        """The resource id that Azure would give the event, below `resource`."""
         return f"{self.resource}/providers/microsoft.maintenance/scheduledevents/{self.event.id.lower()}"
 
 
@@ -75,21 +70,15 @@ def event_vm_keys(event: Event) -> tuple[str, ...]:
 
 
 def may_notify(entry: HistoryEntry) -> bool:
-    """Return True if the entry says that an event was published, started, ended, withdrawn or not needed.
-
-    No other entry leads to a notification of an event. Even if True, `notification_for` may return None: it also looks
-    at the event and its VMs.
-    """
+    """Return True if the entry says that an event was published, started, ended, withdrawn or not needed."""
     return entry.what in _STATUS_BY_ENTRY_KIND
 
 
 def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> EventNotification | None:
     """Return the notification that a history entry about an event leads to; None if it leads to none.
 
-    `vms` are the VMs that the event lists, also removed ones. Resource, subscription, location and api-version (its
-    `publish_version`, else the newest) are taken from one of them, in the event's scope if possible. Returns None if
-    `may_notify` is False for the entry, if the event is not listed, if that api-version does not list its kind, and if
-    `vms` is empty. Filters of webhooks are not applied: see `is_subscribed`.
+    `vms` are the VMs that the event lists, even removed ones: resource, subscription, location and api-version come
+    from one of them. Filters of webhooks are not applied: see `is_subscribed`.
     """
     status = _STATUS_BY_ENTRY_KIND.get(entry.what)
     if status is None or not event.listed or not vms:
@@ -111,12 +100,7 @@ def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> Ev
 
 
 def is_subscribed(webhook: WebhookSubscription, notification: EventNotification, vms: Sequence[Vm]) -> bool:
-    """Return True if the notification passes all filters of the webhook: status, resource and opt-in.
-
-    The notification's status must be in the webhook's `happenings`. The notification's resource or one of `vms`, the
-    VMs of the event, must be within the resource `over`. With `opted_in_only`, only VMs with `publish_outside` count.
-    Always returns False if no VM counts, and so if `vms` is empty.
-    """
+    """Return True if the notification passes all filters of the webhook: status, resource and opt-in."""
     if notification.status not in webhook.happenings:
         return False
     counted = [vm for vm in vms if vm.publish_outside or not webhook.opted_in_only]
@@ -125,11 +109,7 @@ def is_subscribed(webhook: WebhookSubscription, notification: EventNotification,
 
 
 class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to a webhook, before `render_message` puts it in the schema Event Grid or CloudEvents.
-
-    It is about an event (`notification_message`) or a rollout (`rollout_message`), or tests or validates the receiver
-    (`webhooks.verification`).
-    """
+    """A message to a webhook, before `render_message` puts it in the schema Event Grid or CloudEvents."""
 
     id: str  # a GUID; the same in each retry
     type: str  # such as EVENT_TYPE
@@ -142,12 +122,7 @@ class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def notification_message(notification: EventNotification) -> NotificationMessage:
-    """Return the message about a notification: its id, subject and time, and the event in Azure's form.
-
-    It is the same for both schemas and every receiver. `data` has resourceInfo, with the event in its properties, and
-    apiVersion. The properties are those of the notification's api-version, with the id in lower case. The status is
-    the notification's, even if the event has a later one by now; NotBefore is "" if it is Started or Completed.
-    """
+    """Return the message about a notification: its id, subject and time, and the event in Azure's form."""
     return NotificationMessage(
         id=notification.id,
         type=EVENT_TYPE,
@@ -160,10 +135,7 @@ def notification_message(notification: EventNotification) -> NotificationMessage
 
 
 def render_message(message: NotificationMessage, schema: WebhookSchema) -> bytes:
-    """Return the JSON body of a message: a CloudEvents object, or an array with one Event Grid event.
-
-    `schema` says which of the two. In UTF-8.
-    """
+    """Return the JSON body of a message: a CloudEvents object, or an array with one Event Grid event."""
     content = _cloud_event(message) if schema is WebhookSchema.CLOUD_EVENTS else [_event_grid_event(message)]
     return msgspec.json.encode(content)
 

@@ -14,36 +14,25 @@ from forewarn.wording import first_names
 def started_without_notice(event: Event) -> bool:
     """Return True if the event started when it was published; False if it has not started.
 
-    Also returns False for an event that somebody approved, even if both times are equal because lab time is paused. An
-    approval by `policy` (automatic approval) does not count.
+    False for an event that somebody approved, even if both times are equal because lab time is paused.
     """
     return event.started_at == event.published_at and (event.approved_at is None or event.approved_by == "policy")
 
 
 def promised_notice(event: Event) -> str:
-    """Return the time from publication to NotBefore in words, such as `15 min`.
-
-    The time is rounded down to whole seconds; only the two largest units are shown.
-    """
+    """Return the time from publication to NotBefore in words, such as `15 min`."""
     return duration_text(math.floor(event.not_before - event.published_at))
 
 
 def ending_text(event: Event) -> str:
-    """Return how an event that is over ended, with its reason: `withdrawn, replaced by user redeploy`.
-
-    Returns only the ending, such as `finished`, if it finished or has no reason.
-    """
+    """Return how an event that is over ended, with its reason: `withdrawn, replaced by user redeploy`."""
     if event.ending is Ending.FINISHED:
         return "finished"
     return f"{event.ending}, {event.reason}" if event.reason else str(event.ending)
 
 
 def notice_phrases(event: Event) -> Iterator[str]:
-    """Yield exactly one phrase about the notice of an event, such as `15 min of notice promised`.
-
-    After the start it also says what was given: `15 min of notice promised, 2 min given`. It is `no notice`, followed
-    by the event's note if it has one, for an unlisted event and for one that started when it was published.
-    """
+    """Yield exactly one phrase about the notice of an event, such as `15 min of notice promised`."""
     if not event.listed or started_without_notice(event):
         yield f"no notice{': ' + event.note if event.note else ''}"
         return
@@ -55,10 +44,7 @@ def notice_phrases(event: Event) -> Iterator[str]:
 
 
 def event_kind_text(event: Event) -> str:
-    """Return the event's kind as VMs see it (`Reboot`); if they never see it, what is done (`Delete`).
-
-    `Event.listed` decides whether VMs see it. The result is the same before and after the end of the event.
-    """
+    """Return the event's kind as VMs see it (`Reboot`); if they never see it, what is done (`Delete`)."""
     return str(event.rules.kind if event.listed and event.rules.kind else verb_noun(event.rules.verb).capitalize())
 
 

@@ -20,9 +20,8 @@ SILENCE_LIMIT_S = 60.0  # a VM without a poll for longer has stopped polling: cl
 class PollingPace(NamedTuple):
     """How long ago a VM polled, and how often it does, in seconds of real time.
 
-    A VM that never polled has None instead of a pace. For a VM that has polled, but not since the service started,
-    `silent_s` counts from the start of the service. A pace from stored polls is in lab time instead, always counts from
-    the poll, and has no `gap_s`.
+    For a VM that has polled, but not since the service started, `silent_s` counts from the start of the service. A pace
+    from stored polls is in lab time instead, always counts from the poll, and has no `gap_s`.
     """
 
     silent_s: float  # since the last poll; for a long poll since it must have ended, and 0 before that
@@ -30,21 +29,12 @@ class PollingPace(NamedTuple):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the VM has stopped polling: more than 60 s (SILENCE_LIMIT_S) since its last poll ended.
-
-        A long poll counts as polling until its longest end. For a VM that has not polled since the service started, the
-        60 s count from that start.
-        """
+        """Whether the VM has stopped polling: more than 60 s (SILENCE_LIMIT_S) since its last poll ended."""
         return self.silent_s > SILENCE_LIMIT_S
 
 
 class PollingState(StrEnum):
-    """Whether a VM polls for events: `now`, `stopped`, `never` or `off`; see `polling_state`.
-
-    ACTIVE (`now`): it polled within 60 s of real time (of lab time, if its pace is from stored polls), a long poll of
-    it is held, or it polled before and the service started less than 60 s ago. STOPPED: it has polled, but not so
-    recently. NEVER: it has not polled yet. OFF: the VM is not running. Metrics show the values.
-    """
+    """Whether a VM polls for events: `now`, `stopped`, `never` or `off`; see `polling_state`."""
 
     STOPPED = "stopped"  # it has polled, but not recently
     NEVER = "never"  # it has not polled yet
@@ -53,11 +43,7 @@ class PollingState(StrEnum):
 
 
 class EventAwareness(StrEnum):
-    """Whether a VM can know of a scheduled event that affects it; members in order, the worst first.
-
-    NO_VM (`nobody`): no VM of its scope knows, and none is about to poll. SOON: none knows yet, but one that polls is
-    about to get it. NEIGHBOUR: only other VMs of the scope know. GIVEN: the event was delivered to the VM itself.
-    """
+    """Whether a VM can know of a scheduled event that affects it; members in order, the worst first."""
 
     NO_VM = "nobody"  # no VM of the scope knows of it, and none is about to poll
     SOON = "soon"  # a VM of the scope polls, in a version that lists it, but not since it was published
@@ -66,11 +52,7 @@ class EventAwareness(StrEnum):
 
 
 def polling_state(pace: PollingPace | None, *, is_off: bool = False) -> PollingState:
-    """Return OFF if `is_off` (the VM is not running), else NEVER without a `pace`, else STOPPED or ACTIVE.
-
-    `pace` is None if the VM has never polled. It is STOPPED if the VM has been silent for more than SILENCE_LIMIT_S (60
-    s), counted from the start of the service if the VM has not polled since.
-    """
+    """Return OFF if `is_off` (the VM is not running), else NEVER without a `pace`, else STOPPED or ACTIVE."""
     if is_off:
         return PollingState.OFF
     if pace is None:
@@ -84,19 +66,12 @@ def can_still_prepare(event: Event) -> bool:
 
 
 def vms_given_before_start(deliveries: Iterable[EventDelivery]) -> set[str]:
-    """Return the keys of the VMs to which an event was delivered while it was scheduled.
-
-    `deliveries` are those of that event, to all VMs and in any status.
-    """
+    """Return the keys of the VMs to which an event was delivered while it was scheduled."""
     return {delivery.vm for delivery in deliveries if delivery.status == EventState.SCHEDULED}
 
 
 class ScopePoller:
-    """A VM of a scope that has polled: its pace now, and the time and api-version of its last poll.
-
-    `at` is the lab time of that poll in POSIX seconds, `version` its api-version. `pace` says how long ago it polled;
-    None: not known, and then the VM does not count as polling. `event_awareness` takes one for each such VM.
-    """
+    """A VM of a scope that has polled: its pace (None: not known), and time and api-version of its last poll."""
 
     __slots__ = ("at", "pace", "version")
 
@@ -104,11 +79,7 @@ class ScopePoller:
         self.pace, self.at, self.version = pace, at, version
 
     def _will_poll_for(self, event: Event) -> bool:
-        """Return True if the next poll of this VM is expected to deliver the event to it for the first time.
-
-        The VM must be polling (not silent for over SILENCE_LIMIT_S), not have polled since the event was published, and
-        use an api-version that lists the event's kind (spec §3). Returns False for an event without a kind.
-        """
+        """Return True if the next poll of this VM is expected to deliver the event to it for the first time."""
         kind = event.rules.kind
         shows = kind is not None and self.version in ALL_VERSIONS and version_lists_kind(self.version, kind)
         return shows and polling_state(self.pace) is PollingState.ACTIVE and self.at <= event.published_at
@@ -119,11 +90,8 @@ def event_awareness(
 ) -> EventAwareness:
     """Return whether the VM with the key `vm` knows of a scheduled event that affects it.
 
-    `given` are the keys of the VMs to which the event was delivered while it was scheduled. `scope` has the VMs of the
-    scope that have polled, by key, without VMs to which narrow delivery does not show the event. It is GIVEN if `vm` is
-    in `given`, else NEIGHBOUR if another VM is, else SOON if a VM in `scope` is about to get it, else NO_VM. A VM is
-    about to get it if it polls now, has not polled since the publication, and uses an api-version that lists the
-    event's kind.
+    `scope` has the VMs of the scope that have polled, by key, without VMs to which narrow delivery does not show the
+    event.
     """
     if vm in given:
         return EventAwareness.GIVEN

@@ -21,10 +21,7 @@ _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
 
 
 class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that the request would lead to. Times are lab time in POSIX seconds.
-
-    Times and the ending are None where the preview does not reach. It assumes that nobody approves.
-    """
+    """An event that the request would lead to. Times are lab time in POSIX seconds."""
 
     wave: int  # from 1: the number of its batch, whose events are published together
     scope: str  # the id of its scope
@@ -48,8 +45,7 @@ class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
     """What a request would lead to: its events, when they would be over, and a summary in sentences.
 
-    Nothing has been done. It assumes that nobody approves, that every act takes its usual time, and that no other
-    request comes in between.
+    It assumes that nobody approves, that every act takes its usual time, and that no other request comes in between.
     """
 
     now: float  # lab time of the preview
@@ -64,24 +60,14 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 def preview_from_events(
     events: Sequence[Event], *, now: float, vms: int, is_over: bool, skipped: Sequence[str] = ()
 ) -> Preview:
-    """Return the preview of a request from the events of its dry run, given in order of publication.
-
-    Events published at the same time are one batch. `now` is lab time, `vms` counts the VMs of the request. `is_over`
-    says that the dry run reached the end; if not, the preview is cut and has no `over_at`, which otherwise is `now` if
-    there are no events. `skipped` are sentences about VMs that would be skipped; they end the summary.
-    """
+    """Return the preview of a request from the events of its dry run, given in order of publication."""
     waves = {at: number for number, at in enumerate(sorted({event.published_at for event in events}), 1)}
     previewed = tuple(_from_event(event, waves[event.published_at]) for event in events)
     return _preview(previewed, now=now, vms=vms, is_over=is_over, skipped=skipped)
 
 
 def preview_from_first_batch(planned: Iterable[PlannedEvent], *, now: float, vms: int) -> Preview:
-    """Return the preview of a request too large for a dry run: its first batch, without starts and ends.
-
-    Shows each of `planned` as a listed event that is published at `now` (lab time) with its full notice; maintenance
-    windows, which may make them start later, are not considered. The preview is cut and has no `over_at`. `vms` counts
-    all VMs of the request.
-    """
+    """Return the preview of a request too large for a dry run: its first batch, without starts and ends."""
     return _preview(tuple(_from_planned(item, now) for item in planned), now=now, vms=vms, is_over=False)
 
 
@@ -135,11 +121,7 @@ def _from_planned(item: PlannedEvent, now: float) -> PreviewedEvent:
 
 
 def preview_warnings(events: Sequence[PreviewedEvent]) -> tuple[str, ...]:
-    """Return the sentences about these previewed events that a user must not overlook.
-
-    In this order they say which VMs are affected at once, which events start without notice, and which pending events
-    are replaced; () if there is nothing of that kind. `Preview.sentences` has the same sentences, word for word.
-    """
+    """Return the sentences about these previewed events that a user must not overlook."""
     return (*_immediate_sentences(events), *_without_notice_sentences(events), *_replacement_sentences(events))
 
 

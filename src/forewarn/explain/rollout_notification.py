@@ -24,12 +24,7 @@ _ENTRY_KINDS = frozenset({EntryKind.PAUSED, EntryKind.RESUMED, EntryKind.STOPPED
 
 
 class RolloutNotice(StrEnum):
-    """What has happened to a rollout, or to all of them: the `status` in a message to webhooks.
-
-    Of one rollout: `paused` (by a user or a bad health check), `waiting` (its health checks are unclear, so it
-    publishes nothing for now), `resumed` (by a user, or its checks are clear again), `stopped` (by itself), `aborted`
-    (by a user) and `completed`. Of all rollouts: `held` (put on hold) and `lifted` (the hold has ended).
-    """
+    """What has happened to a rollout, or to all of them: the `status` in a message to webhooks."""
 
     PAUSED = "paused"  # by a user, or by a health check that was bad
     WAITING = "waiting"  # its health checks are unclear: it publishes nothing for now
@@ -42,22 +37,12 @@ class RolloutNotice(StrEnum):
 
 
 def may_notify_of_rollout(entry: HistoryEntry) -> bool:
-    """Return whether a history entry may lead to a message about a rollout or the hold on all rollouts.
-
-    Returns True for the kinds paused, resumed, stopped and completed, if the entry names neither an event nor a VM. Its
-    request may still not be a rollout: `rollout_message` decides.
-    """
+    """Return whether a history entry may lead to a message about a rollout or the hold on all rollouts."""
     return entry.what in _ENTRY_KINDS and not entry.event_id and not entry.vm
 
 
 def rollout_message(entry: HistoryEntry, request: MaintenanceRequest | None) -> NotificationMessage | None:
-    """Return the message about a rollout that a history entry leads to; None if it leads to none.
-
-    `request` is the request of the entry; None if the entry has none (the hold on all rollouts) or the request was
-    pruned. Returns None if `may_notify_of_rollout` is False, if the request was pruned, and if it is not a rollout. The
-    `data` has `status` (a `RolloutNotice`), `text` (the sentence of the entry), `by` (who did it), and, for a single
-    rollout, `rolloutId`, `impact` and `target`. The message is the same for every receiver and every retry.
-    """
+    """Return the message about a rollout that a history entry leads to; None if it leads to none."""
     if not may_notify_of_rollout(entry):
         return None
     data: dict[str, Any] = {"text": entry.text, "by": entry.who}

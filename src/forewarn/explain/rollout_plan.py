@@ -22,10 +22,7 @@ MAX_PLANNED_NAMES = 1000  # VM names of one wave that a plan lists
 
 
 class WaveTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """When a wave of a rollout begins, ends and has settled, in POSIX seconds of lab time.
-
-    They come from one simulation; `PlannedWave` has two, with and without approvals.
-    """
+    """When a wave of a rollout begins, ends and has settled, in POSIX seconds of lab time."""
 
     begins_at: float  # its first event is published
     starts_at: float | None  # its first event starts; None: none does
@@ -50,8 +47,7 @@ class PlannedWave(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a rollout would do: its waves in order, when it would be over, and a summary in sentences.
 
-    Made by `make_rollout_plan`; nothing is started or stored. The earliest times assume that each event is approved
-    when it is published, the latest that nobody approves.
+    The earliest times assume that each event is approved when it is published, the latest that nobody approves.
     """
 
     now: float  # lab time of the plan
@@ -75,10 +71,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of simulating a request, in general a rollout: its events, and how the simulation ended.
-
-    A dry run on a copy of the fleet makes it; `make_rollout_plan` reads it.
-    """
+    """The result of simulating a request, in general a rollout: its events, and how the simulation ended."""
 
     events: Sequence[Event]  # of the request alone, oldest first
     is_over: bool  # False: the simulation ended before the request did
@@ -101,11 +94,8 @@ def make_rollout_plan(
 ) -> RolloutPlan:
     """Return the plan of a rollout from its waves (`divide_into_waves`) and two simulations of it.
 
-    `divided` has the VMs of each wave, in order. `earliest` is the simulation in which each event is approved, `latest`
-    the one without approvals; either is None if it was not simulated, and its times are then missing. Without `latest`,
-    or if it did not reach the end, the plan is cut. `without_handler` are the keys of VMs that do not poll for events.
-    `now` is lab time, `notice_s` the notice of the events in seconds of lab time. `hold` says why all rollouts are on
-    hold, "" if they are not.
+    A simulation that was not made is None, and its times are missing. Without `latest`, or if it did not reach the end,
+    the plan is cut.
     """
     waves = tuple(
         _planned_wave(rollout, index, members, earliest, latest, without_handler)

@@ -49,10 +49,7 @@ _MAX_NAMED_HOSTS = 3  # more hosts are counted instead of named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventWithFacts:
-    """An event, and what is on record about its scope (the VMs that share its document).
-
-    Each event has the facts of its own scope, because the events of a host or rollout may be of several scopes.
-    """
+    """An event with the facts of its own scope, because the events of a host or rollout may be of several scopes."""
 
     event: Event
     facts: ScopeFacts  # the scope, its polls, deliveries and history entries, and what its events wait for
@@ -76,12 +73,7 @@ def host_explanation(
     *,
     is_unreachable: bool = False,
 ) -> Explanation:
-    """Explain a host: what happened, oldest first, its health, the VMs on it (`vms`), what is pending.
-
-    `events` are those on the host, live and over, in order of publication; `entries` are the history entries about the
-    host itself. `is_unreachable` says that the host does not answer the hypervisor. Each event is a line, but of live
-    events only the first eight are lines and described; a sentence counts the others.
-    """
+    """Explain a host: what happened, oldest first, its health, the VMs on it (`vms`), what is pending."""
     lines = (*(ExplanationLine(at=entry.at, text=entry.text) for entry in entries), *_event_lines(events))
     names = [vm.name for vm in vms]
     where = f"{host.location}, zone {host.zone}" if host.zone else host.location
@@ -105,11 +97,7 @@ def _reachability_sentences(host: Host, is_unreachable: bool) -> Iterator[str]:
 
 
 def scope_explanation(facts: ScopeFacts, events: Sequence[EventWithFacts]) -> Explanation:
-    """Explain a scope: its events, oldest first, whether its VMs poll, which are in it, what is pending.
-
-    `facts` are those of the scope; `events` are its events, live and over, in order of publication. Of live events only
-    the first eight are lines and described; a sentence counts the others.
-    """
+    """Explain a scope: its events, oldest first, whether its VMs poll, which are in it, what is pending."""
     names = [vm.name for vm in facts.scope.present_vms]
     members = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} in it." if names else "No VM is in it."
     return Explanation(
@@ -126,12 +114,7 @@ def rollout_explanation(
     events: Sequence[EventWithFacts],
     entries: Iterable[HistoryEntry],
 ) -> Explanation:
-    """Explain a rollout: what happened, oldest first, its progress, and the update domains it works on.
-
-    `request` is the rollout's request, `events` are its events in order of publication, `entries` the history entries
-    of the request, of which only those about the request as a whole are used. Of live events only the first eight are
-    lines and described; a sentence counts the others.
-    """
+    """Explain a rollout: what happened, oldest first, its progress, and the update domains it works on."""
     lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
         title=f"R{rollout_title(request, rollout)[1:]}, requested by {request.who}",
@@ -151,12 +134,7 @@ def request_explanation(
     events: Sequence[EventWithFacts],
     entries: Iterable[HistoryEntry],
 ) -> Explanation:
-    """Explain a request other than a rollout: what happened, oldest first, its state, what is pending.
-
-    `events` are its events in order of publication; `entries` are the history entries of the request, of which only
-    those about the request as a whole are used. Of live events only the first eight are lines and described; a sentence
-    counts the others.
-    """
+    """Explain a request other than a rollout: what happened, oldest first, its state, what is pending."""
     lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
         title=f"{verb_noun(request.ask).capitalize()} of {join_names(request.targets)}, requested by {request.who}",
@@ -166,10 +144,7 @@ def request_explanation(
 
 
 def rollout_title(request: MaintenanceRequest, rollout: Rollout) -> str:
-    """Return a rollout in words: `rollout ID, update over 6 hosts`, or `… over availability set web`.
-
-    Up to three hosts are named instead of counted: `… over hosts a and b`. ID is the full id.
-    """
+    """Return a rollout in words: `rollout ID, update over 6 hosts`, or `… over availability set web`."""
     if not rollout.hosts:
         over = rollout_target_text(rollout)
     elif len(rollout.hosts) <= _MAX_NAMED_HOSTS:

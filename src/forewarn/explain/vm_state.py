@@ -11,13 +11,7 @@ from forewarn.core.fleet import PowerState, Vm, vm_key_in_scope
 
 
 class VmState(StrEnum):
-    """The state of a VM in one word: what maintenance does to it, else its power state; see `vm_state`.
-
-    During maintenance `frozen`, `rebooting` (also a reimage), `moving` (a live migration or redeployment) or `started`
-    (any other act is in progress); else `stopped` or `deallocated` by its power state, `noticed` (EVENT_SCHEDULED) if
-    it runs and an event that lists it is scheduled, else `running`. `gone`: removed from the fleet. The API shows the
-    values.
-    """
+    """The state of a VM in one word: what maintenance does to it, else its power state; see `vm_state`."""
 
     RUNNING = "running"  # it runs, and no event affects it now
     EVENT_SCHEDULED = "noticed"  # it runs, and an event that lists it is scheduled
@@ -46,9 +40,8 @@ MAINTENANCE_STATES = frozenset({VmState.STARTED, VmState.FROZEN, VmState.REBOOTI
 def vm_state(vm: Vm, events: Iterable[Event]) -> VmState:
     """Return the state of a VM from its power state and the live events of its scope.
 
-    It is GONE if it was removed. Else the first of `events`, in order of publication, that has an unfinished act on the
-    VM decides, such as FROZEN; else a power state other than running, else EVENT_SCHEDULED if an event that lists the
-    VM is scheduled, else RUNNING. Events that do not affect the VM are ignored.
+    The first event with an unfinished act on the VM decides; else a power state other than running, else a scheduled
+    event.
     """
     if vm.removed_at is not None:
         return VmState.GONE
@@ -56,11 +49,7 @@ def vm_state(vm: Vm, events: Iterable[Event]) -> VmState:
 
 
 def vm_states_during(event: Event) -> Mapping[str, VmState]:
-    """Return the state that an event puts each of its VMs into, by VM key.
-
-    EVENT_SCHEDULED for all VMs of a scheduled event; after the start the state of each VM's act, such as FROZEN, but
-    VMs whose act has an outcome are left out. An event that is over affects none.
-    """
+    """Return the state that an event puts each of its VMs into, by VM key."""
     match event.status:
         case EventState.SCHEDULED:
             return {vm_key_in_scope(event.scope_id, name): VmState.EVENT_SCHEDULED for name in event.vms}
@@ -71,11 +60,7 @@ def vm_states_during(event: Event) -> Mapping[str, VmState]:
 
 
 def combine_vm_states(states: Iterable[VmState | None], power: PowerState) -> VmState:
-    """Return the state of a VM from its states during several events (None: not affected) and its power.
-
-    The first of `states` that is in MAINTENANCE_STATES counts, else a power state other than running, else
-    EVENT_SCHEDULED, else RUNNING.
-    """
+    """Return the state of a VM from its states during several events (None: not affected) and its power."""
     is_scheduled = False
     for state in states:
         if state in MAINTENANCE_STATES:

@@ -19,11 +19,7 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECAS
 
 
 def duration_seconds(duration: DurationLike) -> float:
-    """Return a duration in seconds; a number is seconds already, text has units (w, d, h, m, s).
-
-    Text such as "1h 30m" may have several parts, spaces and fractions, and ignores letter case. Raises Rejected for
-    other text, including a number as text. A negative number or timedelta stays negative.
-    """
+    """Return a duration in seconds; a number is seconds already, text has units (w, d, h, m, s)."""
     if isinstance(duration, timedelta):
         return duration.total_seconds()
     if not isinstance(duration, str):
@@ -44,10 +40,7 @@ _TERMINATE_NOTICE_MIN = 5
 
 
 def load_fleet(path: str | Path) -> DeclaredFleet:
-    """Read a fleet file and return the fleet that it declares; errors in it name the path.
-
-    Raises Rejected if the file cannot be read or is not UTF-8, InvalidFleetFile if its content has problems.
-    """
+    """Read a fleet file and return the fleet that it declares; errors in it name the path."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -60,11 +53,8 @@ def load_fleet(path: str | Path) -> DeclaredFleet:
 def fleet_file_text(vms: Sequence[str], *, spot: Sequence[str] = (), availability_set: str = "") -> str:
     """Return the TOML text of a fleet file with the VMs of both lists, each on its own host.
 
-    Maintenance of a host therefore affects one VM. The hosts are `host-0` and so on, in the order of the VMs, and one
-    spare host. `spot` has further VMs, which are Spot; only `vms` have a terminate notification (5 minutes), and only
-    they are in the availability set, if its name is not "". The set has as many update domains as `vms`, at most 20
-    (MAX_UPDATE_DOMAINS). Raises Rejected if there are no names at all, or for a text instead of a list; names are not
-    checked.
+    Maintenance of a host therefore affects one VM. Only `vms` have a terminate notification, and only they are in the
+    availability set, which has as many update domains as `vms`, at most MAX_UPDATE_DOMAINS.
     """
     names = (*_name_list("vms", vms), *_name_list("spot", spot))
     if not names:

@@ -24,26 +24,16 @@ class LabReader(Protocol):
     """The part of a `Lab` that its events, VMs and faults use to read the service; `Lab` implements it."""
 
     def read(self, query: Callable[[LabService], T]) -> T:
-        """Do everything that is due in the lab, then call `query` with its service and return the result.
-
-        Blocks. `query` runs on the service's thread, where it must not wait; on a closed lab, at once in this thread.
-        """
+        """Do everything that is due in the lab, then call `query` with its service and return the result."""
 
 
 def history_lines(service: LabService, after: int = 0) -> tuple[str, ...]:
-    """Return the history entries with a sequence number above `after`, oldest first, one line each.
-
-    A line has the lab time since the start of the lab (`+0:15:00` or `+7d 0:10:00`), the entry's kind and its text.
-    """
+    """Return the history entries with a sequence number above `after`, oldest first, one line each."""
     return tuple(_entry_line(service, entry) for entry in service.store.history(after=after))
 
 
 def explanation_of(service: LabService, thing: Event | Vm) -> Explanation:
-    """Explain what happened to an event or a VM, why, and what it waits for, from the lab's store.
-
-    The lines of the explanation are the event's timeline, oldest first; for a VM, there is one line for each of its
-    events, newest first.
-    """
+    """Explain what happened to an event or a VM, why, and what it waits for, from the lab's store."""
     if isinstance(thing, Event):
         return event_explanation(thing, _explanation_input(service, thing.scope_id, [thing]))
     listed = [event for event in service.store.events(scope_id=thing.scope_id) if thing.name in event.vms]
@@ -51,10 +41,7 @@ def explanation_of(service: LabService, thing: Event | Vm) -> Explanation:
 
 
 def format_explanation(service: LabService, explanation: Explanation) -> str:
-    """Format an explanation as text: its title, a line for each thing that happened, and lines about now.
-
-    Times count from the start of the lab: `+0:15:00` or `+7d 0:10:00`. The text does not end with a line break.
-    """
+    """Format an explanation as text: its title, a line for each thing that happened, and lines about now."""
     lines = (
         f"  {_format_offset(service.started_at, line.at)}  {line.text}{_in_parentheses(line.detail)}"
         for line in explanation.lines
@@ -65,18 +52,14 @@ def format_explanation(service: LabService, explanation: Explanation) -> str:
 def format_in_one_line(service: LabService, explanation: Explanation) -> str:
     """Format an explanation in one line for a `repr`: title, what happened, first sentence about now.
 
-    Leaves out the details of each line, because test runners cut the middle of a long line. Times count from the start
-    of the lab.
+    Leaves out the details of each line, because test runners cut the middle of a long line.
     """
     lines = (f"{_format_offset(service.started_at, line.at)} {line.text}" for line in explanation.lines)
     return f"{explanation.title} · {' · '.join((*lines, *explanation.now[:1]))}"
 
 
 def full_report(service: LabService) -> str:
-    """Return the whole history of the lab, then the explanations of the ten newest events, as text.
-
-    Both are oldest first.
-    """
+    """Return the whole history of the lab, then the explanations of the ten newest events, as text."""
     events = service.store.events(limit=_MAX_EVENTS)
     return "\n".join(
         (

@@ -72,12 +72,7 @@ class Lab:
         enablement: str = "always",
         simulate: Sequence[Mapping[str, object]] = (),
     ) -> None:
-        """Describe the lab; nothing runs before `open`.
-
-        Each VM of `vms` and `spot` is on its own host (`host-0` and so on, and a spare one). With the enablement
-        "on-request" instead of "always", what a user requests for a scope that has not polled for a day happens at
-        once. `simulate` is a list of rules, as the setting of that name.
-        """
+        """Describe the lab; nothing runs before `open`."""
         if fleet is not None and (vms or spot or availability_set):
             raise Rejected("a lab takes a fleet file or names of VMs, not both: leave one out")
         if fleet is None:
@@ -103,23 +98,13 @@ class Lab:
         enablement: str = "always",
         simulate: Sequence[Mapping[str, object]] = (),
     ) -> Self:
-        """Make a lab, not open yet, with the fleet that this text of a fleet file (TOML) declares.
-
-        `at` is the lab time at the start, with a time zone (None: the current second); `enablement` is "always" or
-        "on-request"; with the latter, operations of users in a scope that has not polled for a day happen at once,
-        without notice. `simulate` has rules of the simulated hypervisor that make acts slow or fail, as in the
-        settings. Raises InvalidFleetFile if the text has problems, Rejected for options that cannot be used.
-        """
+        """Make a lab, not open yet, with the fleet that this text of a fleet file (TOML) declares."""
         lab = cls(at=at, enablement=enablement, simulate=simulate)
         lab._proposal = read_fleet_file(text, source="the text")
         return lab
 
     def open(self) -> Self:
-        """Start the service on loopback, in a thread of its own, and return this lab; a lab opens only once.
-
-        Raises Refused if the lab was opened before, even if it is closed now, TimeoutError after 60 s, and the error
-        that kept the service from starting.
-        """
+        """Start the service on loopback, in a thread of its own, and return this lab; a lab opens only once."""
         if self._loop_thread is not None:
             raise Refused("the lab was opened before and cannot be reopened: create another")
         policy = Policy(enablement=self._enablement)
@@ -132,8 +117,7 @@ class Lab:
     def close(self) -> None:
         """Stop the lab's service; events and history can still be read. Closing again is harmless.
 
-        Raises the error with which the service failed in the background, if it did, and Unavailable if the service does
-        not stop within 60 s.
+        Raises the error with which the service failed in the background, if it did.
         """
         try:
             if self._loop_thread is not None:
@@ -153,28 +137,22 @@ class Lab:
 
     @property
     def now(self) -> datetime:
-        """The lab's time, with the time zone UTC; stays the same until `advance` or `run_until`.
-
-        Works on a closed lab; raises Refused before `open`.
-        """
+        """The lab's time, with the time zone UTC; stays the same until `advance` or `run_until`."""
         return utc_datetime(self.read(LabService.now))
 
     def advance(self, by: DurationLike, *, without_polls: bool = False) -> tuple[str, ...]:
         """Move the clock ahead, doing everything that becomes due on the way; return the new history lines.
 
-        The lines are as in `history`, oldest first. VMs that polled within the last 330 seconds count as polling
-        throughout, unless `without_polls`: then, with the enablement "on-request", their scopes are disabled after a
-        day. Raises Rejected unless `by` ("15m", seconds or a timedelta) is above 0 and at most 366 days; Unavailable if
-        it takes over 60 s of real time: the clock may have moved part of the way then.
+        VMs that polled within the last 330 seconds count as polling throughout, unless `without_polls`: then, with the
+        enablement "on-request", their scopes are disabled after a day. `by` ("15m", seconds or a timedelta) is at most
+        366 days.
         """
         return self._advance(duration_seconds(by), without_polls=without_polls)
 
     def run_until(self, condition: Callable[[], T], *, within: DurationLike = "30d") -> T:
         """Move the clock ahead, from one due time to the next, until `condition` holds; return its value.
 
-        Calls `condition` in this thread, first before the clock moves; any true value holds. Raises AssertionError with
-        `story`, the report of the lab, if it does not hold within `within` of lab time, or after 100,000 due times;
-        Rejected if `within` is no duration.
+        Raises AssertionError with `story`, the report of the lab, if it does not hold within `within` of lab time.
         """
         end = self.read(LabService.now) + duration_seconds(within)
         for _ in range(_MAX_STEPS):
@@ -189,9 +167,7 @@ class Lab:
     def wait_for(self, condition: Callable[[], T], *, within: DurationLike = "10s") -> T:
         """Wait in real time, with the lab's clock stopped, until `condition` holds; return its value.
 
-        For a handler that runs beside the test. Calls `condition` every 10 ms in this thread; any true value holds.
-        Raises AssertionError with `story`, the report of the lab, after `within` of real time; Rejected if that is no
-        duration.
+        For a handler that runs beside the test. Raises AssertionError with `story` after `within` of real time.
         """
         deadline = time.monotonic() + duration_seconds(within)
         while not (value := condition()):
@@ -203,39 +179,28 @@ class Lab:
     def reboot(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a restart by the VM's user, and return its event: a Reboot with 15 minutes of notice.
 
-        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes, and may be shorter. The
-        event starts at once if the VM's policy approves restarts. Raises NotFound for an unknown VM, Rejected for a bad
-        notice, Refused if several VMs have the name, the VM is not running, another operation of its user is pending,
-        or its scope has 100 of these scheduled.
+        `notice` ("20m", seconds or a timedelta) replaces the 15 minutes, and may be shorter. The event starts at once
+        if the VM's policy approves restarts.
         """
         return self._request(RequestedOperation.RESTART, vm, notice)
 
     def redeploy(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a redeploy by the VM's user, and return its event: a Redeploy with 10 minutes of notice.
 
-        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 10 minutes, and may be shorter; Rejected
-        if it is no duration. The event starts at once, without notice, if the VM's policy approves redeploys. A
-        scheduled restart is replaced. Raises NotFound for an unknown VM; Refused if several VMs have the name, no other
-        healthy host can take it, it is deallocated, another operation of its user is pending or has started, or its
-        scope has 100 of these scheduled.
+        `notice` replaces the 10 minutes. A scheduled restart is replaced. The event starts at once if the VM's policy
+        approves redeploys.
         """
         return self._request(RequestedOperation.REDEPLOY, vm, notice)
 
     def evict(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Evict a Spot VM, and return its event: a Preempt with 30 seconds of notice.
-
-        `notice` ("2m", seconds or a timedelta; 0 counts as None) replaces the 30 seconds. Raises NotFound for an
-        unknown VM, Refused for one that is not Spot or is deallocated, or whose eviction is pending.
-        """
+        """Evict a Spot VM, and return its event: a Preempt with 30 seconds of notice, or with `notice`."""
         return self._request(RequestedOperation.EVICT, vm, notice)
 
     def terminate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a deletion by the VM's user, and return its event: a Terminate with the VM's own notice.
 
-        The VM's own notice comes from its terminate notification; `notice` ("10m", seconds or a timedelta; 0 counts as
-        None) replaces it. A Spot VM, or one without terminate notification, is deleted without notice, with an event
-        that documents never show. A pending restart or redeploy is replaced. Raises NotFound for an unknown VM, Refused
-        if `notice` is given for one without terminate notification, or if another operation of its user is pending.
+        A Spot VM, or one without terminate notification, is deleted without notice, with an event that documents never
+        show. A pending restart or redeploy is replaced.
         """
         return self._request(RequestedOperation.DELETE, vm, notice)
 
@@ -244,43 +209,31 @@ class Lab:
     def freeze(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Update the host of this VM: a Freeze of nine seconds for every VM on it, with 15 minutes of notice.
 
-        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes, and may be shorter; Rejected
-        if it is no duration. Returns the event of this VM. Raises NotFound for an unknown VM or one that is on no host;
-        Refused if several VMs have the name. Also raises Refused if this call has published no event of the VM: because
-        another update domain on the host comes first (the VM's event then follows later), or an earlier update of the
-        host serves the VM.
+        Returns the event of this VM. Refused if this call has published no event of it: because another update domain
+        on the host comes first (then it follows later), or an earlier update of the host serves it.
         """
         return self._request_host_maintenance(RolloutImpact.UPDATE, vm, notice)
 
     def migrate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Live-migrate every VM of the VM's host: a Freeze of five seconds with 15 minutes of notice.
 
-        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes. Returns the event of this
-        VM. Raises NotFound for an unknown VM or one that is on no host; Refused, without starting anything, if no other
-        healthy host can take the VMs; and if this call has published no event of the VM: because another update domain
-        on the host comes first (then it follows later), or an earlier migration of the host serves it.
+        Returns the event of this VM; refused as `freeze` is, and if no other healthy host can take the VMs.
         """
         return self._request_host_maintenance(RolloutImpact.MIGRATE, vm, notice)
 
     def reboot_host(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Reboot the VM's host: a platform Reboot event for every VM on it, with 15 minutes of notice.
 
-        Update domains of a scope come one after the other, so some events follow later. `notice` replaces the 15
-        minutes: a text such as "20m", seconds or a timedelta; 0 counts as None. Returns the event of this VM. Raises
-        NotFound for an unknown VM or one that is on no host, Refused if this call has published no event of the VM:
-        because another update domain on the host comes first (then it follows later), or an earlier reboot of the host
-        serves it.
+        Update domains of a scope come one after the other, so some events follow later. Returns the event of this VM;
+        refused as `freeze` is.
         """
         return self._request_host_maintenance(RolloutImpact.REBOOT, vm, notice)
 
     def roll_out(self, vm: str, *, impact: str = "update", notice: DurationLike | None = None) -> tuple[LabEvent, ...]:
         """Start a rollout over this VM's scope, one update domain at a time; return the first events.
 
-        The scope is the VM's availability set, cloud service, flexible scale set or placement group of a scale set, or
-        the VM alone. The impact is `update` or `migrate` (a Freeze), or `reboot`. `notice` ("20m", seconds or a
-        timedelta; 0 counts as None) replaces the usual 15 minutes. Events are in order of publication; later ones are
-        in `events` once the clock has moved. Raises NotFound for an unknown VM, Rejected for another impact, and
-        Refused if VMs must move and no host can take them.
+        The impact is `update` or `migrate` (a Freeze), or `reboot`. Later events are in `events` once the clock has
+        moved.
         """
         rollout = Rollout(impact=request.parse_impact(impact), scope_id=self._scope_id(vm))
         return self._lab_events(
@@ -290,9 +243,7 @@ class Lab:
     def degrade(self, host: str, *, in_: DurationLike = "7d") -> tuple[LabEvent, ...]:
         """Predict that a host fails after `in_`, which is the notice: a Redeploy event for each of its VMs.
 
-        `in_` is a text such as "7d", seconds or a timedelta; 0 means ten minutes. Returns the events in order of
-        publication; deallocated VMs have none, VMs being moved to the host have one. Raises NotFound for an unknown
-        host (its name ignores letter case), Refused if it is not healthy or no other healthy host can take a VM.
+        Deallocated VMs have none, VMs being moved to the host have one.
         """
         return self._lab_events(
             self._run_and_settle(lambda service: request.degrade_host(service, host, RequestedNotice(in_)))
@@ -301,40 +252,33 @@ class Lab:
     def fail_host(self, host: str) -> tuple[LabEvent, ...]:
         """Make a host fail now: its VMs are redeployed to other hosts without notice; return their events.
 
-        The events are in order of publication, and have started. VMs that were being redeployed to the host are among
-        them, deallocated ones are not. Raises NotFound for an unknown host (its name ignores letter case), Refused if
-        it has failed already or no other healthy host can take a VM.
+        VMs that were being redeployed to the host are among them, deallocated ones are not.
         """
         return self._lab_events(self._run_and_settle(lambda service: request.fail_host(service, host)))
 
     def power_off(self, vm: str) -> LabEvent:
         """Power a VM off without notice; returns an event that documents never show.
 
-        The act takes lab time: the VM is `stopped` once the clock has moved. Raises NotFound for an unknown VM, Refused
-        if it is deallocated or another operation of its user is pending.
+        The act takes lab time: the VM is `stopped` once the clock has moved.
         """
         return self._request(RequestedOperation.POWER_OFF, vm, None)
 
     def start(self, vm: str) -> LabEvent:
         """Start a stopped or deallocated VM without notice; return an event that documents never show.
 
-        The act takes lab time: the VM is `running` once the clock has moved. Raises NotFound for an unknown VM, Refused
-        if it is running or another operation of its user is pending.
+        The act takes lab time: the VM is `running` once the clock has moved.
         """
         return self._request(RequestedOperation.START, vm, None)
 
     def approve(self, event: LabEvent) -> None:
         """Approve an event as an operator, not as a VM; without effect if it is approved or has started.
 
-        The event starts before this returns, unless it waits for other events too. Raises Refused if it is over.
+        The event starts before this returns, unless it waits for other events too.
         """
         self._run_and_settle(lambda service: service.control.requests.approve(event.id, who=TEST_ACTOR))
 
     def withdraw(self, event: LabEvent) -> None:
-        """Withdraw an event: it ends without a start, and documents no longer show it.
-
-        Raises Refused if the event has started or is over.
-        """
+        """Withdraw an event that has not started: documents no longer show it."""
         self._run_and_settle(lambda service: service.control.requests.withdraw(event.id, who=TEST_ACTOR))
 
     def fault(
@@ -348,11 +292,9 @@ class Lab:
     ) -> LabFault:
         """Inject a fault for one VM, or for all, and return it; docs/reference/faults.md lists the kinds.
 
-        `vm` None means all VMs. A parameter in seconds is given with or without `_s`, such as `notice="8s"`. The fault
-        affects at most `times` requests or events in total, and ends after `lasts`: real time for faults of requests,
-        lab time for faults of events. Without either it stays until `clear_faults`, unless its kind has a longest
-        duration. A fault that happens at once takes neither. Raises Rejected for bad values, NotFound for an unknown
-        VM, Refused if the fault cannot happen now.
+        A parameter in seconds is given with or without `_s`, such as `notice="8s"`. The fault affects at most `times`
+        requests or events in total, and ends after `lasts`: real time for faults of requests, lab time for faults of
+        events. Without either it stays until `clear_faults`, unless its kind has a longest duration.
         """
         spec = self.read(lambda service: request.fault_request(service, kind, vm, times, lasts, parameters))
         fault = self._run_and_settle(lambda service: service.control.faults.set(spec, who=TEST_ACTOR))
@@ -361,8 +303,7 @@ class Lab:
     def fail_next_polls(self, times: int, *, vm: str | None = None) -> LabFault:
         """Answer the next `times` polls and approvals, of one VM or of all VMs in total, with status 500.
 
-        `vm` is a name; None means all VMs. Returns the fault, whose `touched` counts the requests. Raises Rejected
-        unless `times` is above 0, NotFound for an unknown VM.
+        The fault's `touched` counts the requests.
         """
         return self.fault("internal-error", vm=vm, times=times)
 
@@ -376,10 +317,7 @@ class Lab:
         return self.read(lambda service: tuple(self._lab_vm(service, vm) for vm in service.store.vms(removed=True)))
 
     def vm(self, name: str) -> LabVm:
-        """Return the VM with this NAME or RESOURCE_GROUP/NAME, ignoring letter case, even a deleted one.
-
-        Raises NotFound if there is none, Refused if several fit.
-        """
+        """Return the VM with this NAME or RESOURCE_GROUP/NAME, even a deleted one."""
         return self.read(lambda service: self._lab_vm(service, find_vm(service, name)))
 
     @property
@@ -389,25 +327,19 @@ class Lab:
 
     @property
     def history(self) -> tuple[str, ...]:
-        """All history entries of the lab, oldest first, one line each; works on a closed lab.
-
-        A line has the lab time since the start (`+0:15:00` or `+7d 0:10:00`), the entry's kind and its text.
-        """
+        """All history entries of the lab, oldest first, one line each; works on a closed lab."""
         return self.read(history_lines)
 
     @property
     def story(self) -> str:
         """The lab's report as text: the history, then the explanations of the ten newest events, oldest first.
 
-        Works on a closed lab. A test that fails inside of the `with` block shows it.
+        A test that fails inside of the `with` block shows it.
         """
         return self.read(full_report)
 
     def explain(self, thing: LabEvent | LabVm | str) -> str:
-        """Return several lines about what happened to an event or VM, why, and what it waits for.
-
-        A text names a VM: raises NotFound if no VM has this name, Refused if several do.
-        """
+        """Return several lines about what happened to an event or VM, why, and what it waits for."""
         return str(self.vm(thing) if isinstance(thing, str) else thing)
 
     def __repr__(self) -> str:
@@ -417,8 +349,7 @@ class Lab:
     def read(self, query: Callable[[LabService], T]) -> T:
         """Do everything that is due, then call `query` with the lab's service and return the result.
 
-        Blocks. `query` runs on the service's thread, where it must not wait; on a closed lab, in this thread, and
-        nothing more is done. Raises Refused before `open`.
+        `query` runs on the service's thread, where it must not wait.
         """
         if not self._is_open and self._service is not None:
             return query(self._service)

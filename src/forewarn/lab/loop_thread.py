@@ -19,9 +19,7 @@ TIMEOUT_S = 60.0  # real time, for opening, each piece of work, and closing; a l
 class LoopThread(Generic[S]):
     """Runs an async context manager on an event loop in its own thread, from `open` to `close`.
 
-    `open_service` makes the context manager, which yields the service. Use the service only on that loop: `run` sends
-    work there. Other threads call the methods of this object, even several at once. It can be opened only once. Without
-    `close`, the context manager is not left when the process ends.
+    Use the service only on that loop: `run` sends work there from other threads. It can be opened only once.
     """
 
     def __init__(self, open_service: Callable[[], AbstractAsyncContextManager[S]]) -> None:
@@ -35,10 +33,7 @@ class LoopThread(Generic[S]):
         self._thread = threading.Thread(target=self._run, name="forewarn lab", daemon=True)
 
     def open(self) -> S:
-        """Start the thread, enter the context manager there, and return the service that it yields.
-
-        Raises what the context manager raises, TimeoutError after TIMEOUT_S (60 s), and RuntimeError if called before.
-        """
+        """Start the thread, enter the context manager there, and return the service that it yields."""
         self._thread.start()
         try:
             return self._opened.result(TIMEOUT_S)
@@ -49,8 +44,7 @@ class LoopThread(Generic[S]):
     def run(self, work: Callable[[S], Coroutine[Any, Any, T]], timeout_s: float = TIMEOUT_S) -> T:
         """Run `work(service)` on the loop, wait for it, and return its result or raise its error.
 
-        Do not call it in the loop's own thread, which would wait for itself. Raises Unavailable, and cancels the work,
-        after `timeout_s` of real time. Raises Refused if the service is not open, or is closed meanwhile.
+        Do not call it in the loop's own thread, which would wait for itself.
         """
         future = self._submit(work)
         try:
@@ -72,11 +66,7 @@ class LoopThread(Generic[S]):
             return asyncio.run_coroutine_threadsafe(work(self._opened.result()), self._loop)
 
     def close(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Leave the context manager and wait for the thread to end, up to `timeout_s`. May be repeated.
-
-        From then on `run` raises Refused. Raises Unavailable if the thread has not ended by then. The first call after
-        its end raises the error with which the service failed after it was opened, if it did.
-        """
+        """Leave the context manager and wait for the thread to end, up to `timeout_s`. May be repeated."""
         self._stop_thread(timeout_s)
         if self._thread.is_alive():
             raise Unavailable(

@@ -20,10 +20,7 @@ from forewarn.lab.service import TEST_ACTOR, LabService
 
 
 def find_vm(service: LabService, name: str) -> Vm:
-    """Return the VM with this NAME, RESOURCE_GROUP/NAME or key, even one that was removed.
-
-    Letter case and blanks around the name are ignored. Raises NotFound if none fits, Refused if several do.
-    """
+    """Return the VM with this NAME, RESOURCE_GROUP/NAME or key, even one that was removed."""
     known = service.store.vms(removed=True)
     wanted = name.strip().casefold()
     found = [vm for vm in known if vm.key == wanted or vm.key.endswith(f"/{wanted}")]
@@ -47,20 +44,11 @@ class RequestedNotice:
 
     @property
     def _is_short(self) -> bool:
-        """Whether the notice may be below the platform's minimum: True for every notice above 0.
-
-        Raises Rejected as `seconds`.
-        """
         return self.seconds > 0
 
 
 async def request_for_vm(service: LabService, what: RequestedOperation, name: str, notice: RequestedNotice) -> Event:
-    """Request an operation on the VM `name`, and return its event, which may have started already.
-
-    `name` is NAME, RESOURCE_GROUP/NAME or a key. Everything due is done when this returns. Raises NotFound for an
-    unknown VM, Rejected for a bad notice (one above 0 may be below the minimum), Refused if several VMs have the name,
-    or if the state of the VM or another pending operation forbids it.
-    """
+    """Request an operation on the VM `name`, and return its event, which may have started already."""
     vm = find_vm(service, name)
     receipt = await service.control.requests.request_for_vms(
         what, [vm], who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice._is_short
@@ -74,10 +62,7 @@ async def request_host_maintenance(
 ) -> Event:
     """Start a rollout over the host of VM `name`, which affects every VM there; return this VM's event.
 
-    Everything due is done when this returns. Raises NotFound for an unknown VM or one that is on no host, Refused if
-    several VMs have the name or no host can take a VM, Rejected for a bad notice. Also raises Refused if this rollout
-    has published no event of this VM, because a live event of an earlier one serves it or another update domain comes
-    first; the rollout continues all the same.
+    Refused if this rollout has published no event of this VM; the rollout continues all the same.
     """
     vm = find_vm(service, name)
     events = await start_rollout(service, Rollout(impact=impact, hosts=(vm.host,)), notice)
@@ -101,11 +86,7 @@ def _no_event_error(service: LabService, cause: Cause, vm: Vm) -> Refused:
 
 
 async def start_rollout(service: LabService, rollout: Rollout, notice: RequestedNotice) -> list[Event]:
-    """Start a rollout, do everything due, and return the events published by then, oldest first.
-
-    The next events follow when these are over. Raises Rejected for a bad notice, NotFound for an unknown host or scope,
-    Refused if VMs must move and no host can take them.
-    """
+    """Start a rollout, do everything due, and return the events published by then, oldest first."""
     request = await service.control.rollout_requests.start(
         rollout, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice._is_short
     )
@@ -114,12 +95,7 @@ async def start_rollout(service: LabService, rollout: Rollout, notice: Requested
 
 
 async def degrade_host(service: LabService, host: str, notice: RequestedNotice) -> list[Event]:
-    """Predict that a host fails after this notice; return a Redeploy event per VM on it or moving to it.
-
-    The events are oldest first; deallocated VMs get none. The default notice is ten minutes. Everything due is done
-    when this returns. Raises NotFound for an unknown host (its name ignores letter case), Rejected for a bad notice,
-    Refused if the host is not healthy or no other host can take a VM.
-    """
+    """Predict that a host fails after this notice; return a Redeploy event per VM on it or moving to it."""
     receipt = await service.control.requests.degrade_host(
         host, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice._is_short
     )
@@ -128,11 +104,7 @@ async def degrade_host(service: LabService, host: str, notice: RequestedNotice) 
 
 
 async def fail_host(service: LabService, host: str) -> list[Event]:
-    """Make a host fail now; return the Redeploy events of its VMs and of those being redeployed to it.
-
-    The events are oldest first, and have started; deallocated VMs get none. Raises NotFound for an unknown host (its
-    name ignores letter case), Refused if it has failed already or no other host can take a VM.
-    """
+    """Make a host fail now; return the Redeploy events of its VMs and of those being redeployed to it."""
     receipt = await service.control.requests.fail_host(host, who=TEST_ACTOR)
     await service.settle()
     return service.store.events(request_id=receipt.request.id)
@@ -154,13 +126,7 @@ def fault_request(
     lasts: DurationLike | None,
     parameters: dict[str, DurationLike],
 ) -> FaultSpec:
-    """Describe the fault that a test asked for, without setting it; `vm` None means all VMs.
-
-    It affects at most `times` requests or events and ends after `lasts`; None: no limit except the one of its kind. A
-    parameter in seconds is named with or without `_s`. Raises Rejected for an unknown kind or a bad duration, NotFound
-    if no VM has the name, Refused if several have; whether limits and parameters suit the kind is checked when the
-    fault is set.
-    """
+    """Describe the fault that a test asked for, without setting it; `vm` None means all VMs."""
     fault_kind = parse_fault_kind(kind)
     target = None if vm is None else find_vm(service, vm)
     return FaultSpec(

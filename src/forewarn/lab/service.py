@@ -33,10 +33,7 @@ TEST_ACTOR = "the test"  # who requests everything in the history of a lab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabService:
-    """The running parts of a lab: control plane, store and metadata publisher; see `open_lab_service`.
-
-    Use it on its event loop only; once it is closed, any thread may read the store.
-    """
+    """The running parts of a lab: control plane, store and metadata publisher. Use it on its event loop only."""
 
     control: ControlPlane  # takes requests, faults and approvals, and moves the clock
     store: MemoryStore  # all state of the lab: fleet, events, history
@@ -47,8 +44,7 @@ class LabService:
     async def settle(self) -> None:
         """Store the observed polls and fault hits, then do everything that is due; does not move the clock.
 
-        Acts that take lab time go on. Takes `reconciler.pass_lock`, so do not hold it. Adds the hits, the requests that
-        faults affected, to `requests_touched`.
+        Takes `reconciler.pass_lock`, so do not hold it.
         """
         await write_observation_batches(self.publisher.frontend.observations, self.store)
         hits = self.publisher.frontend.faults.take_hits()
@@ -63,10 +59,7 @@ class LabService:
         return self.control.clock.now()
 
     def events_touched_by(self, fault_id: str) -> list[Event]:
-        """Return the events that the fault with exactly this id has changed or added, oldest first.
-
-        Both live events and events that are over count. Empty if there are none, or for an unknown id.
-        """
+        """Return the events that the fault with exactly this id has changed or added, oldest first."""
         return [event for event in self.store.events() if fault_id in event.faults]
 
 
@@ -83,13 +76,8 @@ async def open_lab_service(
 ) -> AsyncIterator[LabService]:
     """Open a lab's service with this fleet, its clock stopped at `at`; closes it at the end of the block.
 
-    It is an async context manager. `at` is lab time in seconds since 1970, `policy` has the settings of decisions such
-    as the enablement, `behaviour` makes acts on VMs slow or fail. The store is in memory. Each VM has its own port on
-    loopback. When it closes, requests in progress have up to a second to finish.
-
     With a `running_clock`, which shows `at` or later, the caller also runs `control.reconciler.run()`, and ends it
-    before the block ends; nothing more is carried out then. A `hypervisor` takes the place of the simulated one, and is
-    closed with the service. `rules` say what the metadata endpoint accepts, such as long polls.
+    before the block ends. A `hypervisor` takes the place of the simulated one, and is closed with the service.
     """
     async with AsyncExitStack() as stack:
         store = MemoryStore()

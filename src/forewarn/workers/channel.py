@@ -24,12 +24,8 @@ _MAX_BATCH_FDS = 64
 class WorkerChannel:
     """One end of the channel between the owner process and a worker: sends and receives messages.
 
-    Create it inside a running event loop. It starts to read from `sock` at once, owns that socket, and closes it at
-    `close` or when the channel fails. `for_worker` says that this is the worker's end. `on_message(message)` is called
-    with each decoded message, in order; an error that it raises makes the channel fail. `on_lost(reason)` is called
-    once, when the channel has failed and is closed (a broken frame, a socket error, or `PEER_GONE`: the other process
-    closed its end), but not after `close`. Messages are sent in the background, in batches, and may carry sockets.
-    `sent_count` counts the messages given to `send`.
+    Create it inside a running event loop; it owns `sock`. An error that `on_message` raises makes the channel fail.
+    `on_lost` is called once, when the channel has failed and is closed, but not after `close`.
     """
 
     def __init__(
@@ -61,10 +57,8 @@ class WorkerChannel:
     def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
         """Queue an encoded message, in place of an unsent one with the same key, with a socket if given.
 
-        `key` is a text, or a pair of a text and a text or number. A message that replaces an unsent one takes its place
-        in the order; otherwise it goes last. Returns at once, and the event loop sends later; does nothing after
-        `close`. The other process gets a copy of the socket, and the caller keeps its own: if the caller closes that
-        before the message is sent, the message is not sent either. With `sock` None, no socket is sent.
+        A message that replaces an unsent one takes its place in the order. The other process gets a copy of the socket;
+        if the caller closes its own before the message is sent, the message is not sent either.
         """
         if self._is_closed:
             return
@@ -72,26 +66,16 @@ class WorkerChannel:
         self._start_writing()
 
     def send(self, payload: bytes) -> None:
-        """Queue an encoded message after those that wait; it replaces no other, and no other replaces it.
-
-        Returns at once, and the event loop sends later. Sends nothing after `close`.
-        """
+        """Queue an encoded message after those that wait; it replaces no other, and no other replaces it."""
         self.sent_count += 1
         self.send_latest(("message", self.sent_count), payload)
 
     def take_received_fd(self) -> int:
-        """Remove and return the oldest received file descriptor: that of the message being handled.
-
-        The caller owns it and must close it. Call it once, from `on_message`, for each message that carries a socket.
-        Raises IndexError if no descriptor waits.
-        """
+        """Return the descriptor of the message being handled; the caller must close it."""
         return self._received_fds.popleft()
 
     def close(self) -> None:
-        """Close the channel: its socket and the received file descriptors that were not taken.
-
-        Unsent messages are lost, and `on_lost` is not called. A second call does nothing.
-        """
+        """Close the channel: its socket and the received file descriptors that were not taken."""
         if self._is_closed:
             return
         self._is_closed = True

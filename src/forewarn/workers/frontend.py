@@ -48,21 +48,16 @@ class FrontendConfig:
     helper_socket: Path | None = None  # where `forewarn sockets` passes open sockets; None: this process opens them
 
     def rules_for(self, location: str) -> EndpointRules:
-        """Return the endpoint rules for VMs of this location: its own, or the general `rules`.
-
-        The location must be spelled as in the settings, including its letter case.
-        """
+        """Return the endpoint rules for VMs of this location: its own, or the general `rules`."""
         return self.rules_by_location.get(location, self.rules)
 
 
 class MetadataFrontend:
     """The metadata server, which answers VMs, with its network listeners: in this process or in workers.
 
-    Call `network_listeners.bind`, `prepare`, `publish` for each scope, `serve`, and at the end `drain`.
-    `config.workers` says how many worker processes answer VMs; with 0, this process does. `callers` says which VM calls
-    from where; its owner may change it at any time. `clock` is passed on to workers if it is a lab's. `real_time`
-    returns POSIX seconds. `network_listeners` are the configured ones, if they were made before; with None, it makes
-    them.
+    Call `network_listeners.bind`, `prepare`, `publish` for each scope, `serve`, and at the end `drain`. With
+    `config.workers` 0 this process answers. `callers` says which VM calls from where; its owner may change it at any
+    time.
     """
 
     def __init__(
@@ -87,12 +82,7 @@ class MetadataFrontend:
     async def prepare(
         self, backend: MetadataBackend, *, store_tag: str, metrics_sockets: tuple[socket.socket, ...] = ()
     ) -> None:
-        """Make the metadata server, which accepts nothing yet; with workers, start their processes.
-
-        `backend` carries out what VMs ask for and memory cannot answer. `store_tag` is a part of every ETag (spec
-        §4.3). `metrics_sockets` has one per worker, or none. A worker process that cannot be started is logged; then
-        `serve` raises Unavailable.
-        """
+        """Make the metadata server, which accepts nothing yet; with workers, start their processes."""
         if self._config.workers:
             pool = self._server = self._documents = self._new_worker_pool(backend, store_tag, metrics_sockets)
             await pool.start_workers()
@@ -103,9 +93,7 @@ class MetadataFrontend:
         """Start to answer VMs, on these listeners and on the network listeners.
 
         With workers, first wait until all of them have what was published; then return before they accept: VMs can
-        connect, and wait. Raises Unavailable if a worker fails to start; without workers, OSError if a socket of
-        `listeners` cannot listen. A network listener that cannot be served is only logged. Call it only after
-        `prepare`.
+        connect, and wait.
         """
         if isinstance(self._server, WorkerPool):
             await self._server.complete_start()
@@ -115,24 +103,18 @@ class MetadataFrontend:
     def publish(self, scope: PublishedScope) -> None:
         """Show this scope to its VMs, in place of what they saw before.
 
-        VMs that the scope no longer has become unknown, unless another scope has them. With workers, it returns before
-        they show the scope: see `wait_until_published`. Call it only after `prepare`.
+        With workers, it returns before they show the scope: see `wait_until_published`.
         """
         self._documents.publish(scope)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults that affect requests of VMs; faults of other categories are ignored.
-
-        Only transport faults count. With workers, it returns before they apply them. Call it only after `prepare`.
-        """
+        """Replace the active faults that affect requests of VMs; faults of other categories are ignored."""
         self.server.set_faults(faults)
 
     async def listen_inside_vm(self, vm_key: str, sock: socket.socket) -> VmListener:
         """Serve one VM (its key) on a listening socket inside its network namespace; return the listener.
 
-        No other VM can reach the socket, so every call on it is this VM's; `callers` learns that. The server then owns
-        the socket. Give the listener to `stop_listening` to end it. With workers, it returns before they accept. Raises
-        OSError, without workers, if the socket cannot listen. Call it only after `prepare`.
+        No other VM can reach the socket, so every call on it is this VM's. The server then owns the socket.
         """
         self.callers.assign(dedicated_attachment(vm_key), vm_key)
         listener = VmListener(sockets=(sock,), strategy=DedicatedIdentity(vm_key), is_loopback=False)
@@ -140,45 +122,26 @@ class MetadataFrontend:
         return listener
 
     async def stop_listening(self, listener: VmListener) -> None:
-        """Stop accepting on a listener that `listen_inside_vm` returned, and close it; open connections stay.
-
-        With workers, it returns before they stop. Does nothing if the listener was stopped already. Call it only after
-        `prepare`.
-        """
+        """Stop accepting on a listener that `listen_inside_vm` returned, and close it; open connections stay."""
         await self.server.stop(listener)
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers.
-
-        `timeout_s` is in seconds of real time; connections that are left then are closed. Workers that still run a
-        second later are killed. Call it only after `prepare`.
-        """
+        """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers."""
         await self.network_listeners.stop()
         await self.server.drain(timeout_s)
 
     async def reload_workers(self, timeout_s: float) -> None:
-        """Replace every worker process by a new one, one after the other, without refusing a connection.
-
-        Does nothing without workers. Each old worker has `timeout_s` seconds (real time) to answer its requests in
-        progress. A worker whose successor does not start stays; that is logged, not raised. Returns when each was
-        tried.
-        """
+        """Replace every worker process by a new one, one after the other, without refusing a connection."""
         if isinstance(self._server, WorkerPool):
             await self._server.reload(timeout_s)
 
     async def collect_worker_reports(self) -> None:
-        """Ask the workers for what they observed, and merge it into `observations`, `faults` and the totals.
-
-        Waits at most a second; reports that come later are merged when they arrive. Does nothing without workers.
-        """
+        """Ask the workers for what they observed, and merge it into `observations`, `faults` and the totals."""
         if isinstance(self._server, WorkerPool):
             await self._server.collect_reports()
 
     async def wait_until_published(self) -> None:
-        """Wait until the workers show VMs all that was published, for at most a second.
-
-        Does not say whether the second was enough. Returns at once without workers.
-        """
+        """Wait until the workers show VMs all that was published, for at most a second."""
         if isinstance(self._server, WorkerPool):
             await self._server.wait_until_published()
 
@@ -190,42 +153,27 @@ class MetadataFrontend:
 
     @property
     def observations(self) -> GuestObservations:
-        """The live collection of VMs' polls and deliveries, from all processes; empty at first.
-
-        What workers observed is in it as of their last reports. Use it only after `prepare`.
-        """
+        """The live collection of VMs' polls and deliveries, from all processes; empty at first."""
         return self.server.observations
 
     @property
     def faults(self) -> FaultTable:
         """The live table of transport faults, with the requests that they affected in all processes (hits).
 
-        With workers, the table has only the hits, as of the workers' last reports: the faults themselves are set in the
-        workers. Use it only after `prepare`.
+        With workers, the table has only the hits: the faults themselves are set in the workers.
         """
         return self.server.faults
 
     def describe_workers(self) -> list[dict[str, Any]]:
-        """Return a dictionary per worker process, as in `GET /service`: "pid", "ready" and "behind_ms".
-
-        "ready" says whether the worker serves, "behind_ms" how many milliseconds it took to answer its last heartbeat
-        or report request. A worker that is missing has None, False and None. The result is empty without workers.
-        """
+        """Return a dictionary per worker process, as in `GET /service`: "pid", "ready" and "behind_ms"."""
         return self._server.describe() if isinstance(self._server, WorkerPool) else []
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of VMs' requests since the start, over all processes.
-
-        With workers they are as of the workers' last reports. Call it only after `prepare`.
-        """
+        """Return the counts of VMs' requests since the start, over all processes."""
         return self.server.request_totals()
 
     def worker_lags(self) -> list[tuple[float, float]]:
-        """Return a pair of seconds per worker: how long its last answer took, and how long it owes one now.
-
-        Answers are those to heartbeats and report requests; the second is 0 if none is owed. Both are infinite for a
-        worker that is missing. The result is empty without workers.
-        """
+        """Return a pair of seconds per worker: how long its last answer took, and how long it owes one now."""
         return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
 
     def _new_server(self, backend: MetadataBackend, store_tag: str) -> MetadataServer:

@@ -24,14 +24,9 @@ _PAYLOADS_PER_ECHO = 250  # shows progress of a worker that receives a whole fle
 class WorkerHandle:
     """The owner's handle of one worker process; creating the handle starts the process.
 
-    Create it inside a running event loop; this raises OSError if the process cannot be started. `slot` is its position
-    in the pool, from 0; `fault_quota_fd` is the file of counters by which workers share the limits of faults.
-    `on_message(handle, message)` gets every message of the worker; `on_lost(handle)` is called once, when the channel
-    is gone. The pool sets `is_ready` and `is_draining`, which are False at first. Its events are `start_settled` (the
-    worker is ready, or its channel is gone), `stopped_accepting` (the slot needs another worker) and `disconnected`
-    (the channel is gone; the process may still run). `lag_s` is how many seconds its last answer to an echo or report
-    request took; `request_counts` are those of its last report. `missed_heartbeats` counts the heartbeats in a row
-    without an answer; `socket_ids` are the ids of the sockets that it accepts on.
+    Its events are `start_settled` (the worker is ready, or its channel is gone), `stopped_accepting` (the slot needs
+    another worker) and `disconnected` (the channel is gone; the process may still run). The pool sets `is_ready` and
+    `is_draining`.
     """
 
     def __init__(
@@ -73,10 +68,8 @@ class WorkerHandle:
     def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
         """Queue an encoded message for the worker, in place of an unsent one with the same key.
 
-        A message that replaces an unsent one takes its place in the order. The worker gets a copy of `sock`, if given;
-        the caller keeps its own, and must not close it before the message is sent. Returns at once; does nothing if the
-        worker is gone. Every 250th call also requests an echo, so that a worker that receives a whole fleet shows
-        progress.
+        The caller must not close `sock` before the message is sent. Every 250th call also requests an echo, so that a
+        worker that receives a whole fleet shows progress.
         """
         self._channel.send_latest(key, payload, sock)
         self._latest_sent += 1
@@ -84,34 +77,22 @@ class WorkerHandle:
             self.request_echo()
 
     def send(self, message: messages.ToWorker) -> None:
-        """Queue a message for the worker after those that wait; no newer message replaces it.
-
-        Returns at once; does nothing if the worker is gone.
-        """
+        """Queue a message for the worker after those that wait; no newer message replaces it."""
         self._channel.send(messages.encode_message(message))
 
     def send_heartbeat(self) -> asyncio.Future[None]:
-        """Send an echo request and add 1 to `missed_heartbeats`; return a future for the worker's answer.
-
-        Every answer of the worker to an echo or report request sets `missed_heartbeats` back to 0. The future is done
-        when the worker has applied everything sent so far, or is gone; its result is None.
-        """
+        """Send an echo request and add 1 to `missed_heartbeats`; return a future for the worker's answer."""
         self.missed_heartbeats += 1
         return self.request_echo()
 
     def request_echo(self) -> asyncio.Future[None]:
-        """Send an echo request; the returned future is done when the worker has applied all sent so far.
-
-        The future is also done, without an error, if the worker is gone. The worker's answer sets `lag_s`.
-        """
+        """Send an echo request; the returned future is done when the worker has applied all sent so far."""
         return self._request(messages.EchoRequest)
 
     def request_report(self) -> asyncio.Future[None]:
         """Ask the worker for its observations; return a future that is done when they have arrived here.
 
-        The reports themselves go to `on_message`, before the future is done. They cover at most 5,000 VMs; the others
-        come with later reports. The future is also done, without an error, if the worker is gone. The last report sets
-        `lag_s`.
+        They cover at most 5,000 VMs; the others come with later reports.
         """
         return self._request(messages.ReportRequest)
 

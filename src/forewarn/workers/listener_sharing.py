@@ -23,8 +23,7 @@ _SO_NETNS_COOKIE, _COOKIE_BYTES = 71, 8  # Linux 5.14; the socket module does no
 def _open_reuseport_sockets(sock: socket.socket, count: int) -> list[socket.socket]:
     """Open `count` more listening sockets on the address and device of `sock`, with SO_REUSEPORT.
 
-    Sets SO_REUSEPORT on `sock` too. Returns none if that is impossible, as in another network namespace: then workers
-    share `sock`.
+    Returns none if that is impossible, as in another network namespace: then workers share `sock`.
     """
     siblings: list[socket.socket] = []
     with suppress(OSError):
@@ -57,10 +56,7 @@ def _open_reuseport_socket(sock: socket.socket) -> socket.socket:
 
 
 def _is_in_other_namespace(sock: socket.socket) -> bool:
-    """Whether `sock` is in another network namespace than this process.
-
-    Raises OSError on kernels that cannot say (before Linux 5.14).
-    """
+    """Whether `sock` is in another network namespace than this process."""
     with socket.socket() as own:
         return _namespace_cookie(sock) != _namespace_cookie(own)
 
@@ -81,9 +77,8 @@ class _SharedSocket:
 class SharedListeners:
     """The open listeners of a worker pool, and which worker accepts on which of their sockets.
 
-    The pool has one, empty at first. `slots` is the number of workers. This process keeps every socket open, so that
-    callers wait while a worker is missing. `add` and `remove` send nothing: workers learn of them with the next
-    `assign`.
+    This process keeps every socket open, so that callers wait while a worker is missing. Workers learn of `add` and
+    `remove` with the next `assign`.
     """
 
     def __init__(self, slots: int) -> None:
@@ -98,11 +93,7 @@ class SharedListeners:
         return tuple(self._ids_by_listener)
 
     def add(self, listener: VmListener) -> None:
-        """Add an open listener; where possible, open more sockets beside each of its own, one per worker.
-
-        Where that is not possible, as in another network namespace, all workers share the socket. `remove` closes all
-        of these sockets. Sends nothing to workers, and raises no error.
-        """
+        """Add an open listener; where possible, open more sockets beside each of its own, one per worker."""
         for sock in listener.sockets:
             siblings = _open_reuseport_sockets(sock, self._slots - 1)
             if len(siblings) < self._slots - 1:
@@ -112,19 +103,12 @@ class SharedListeners:
                 self._add_socket(listener, shared_sock, slot)
 
     def remove(self, listener: VmListener) -> None:
-        """Remove a listener and close all its sockets in this process; does nothing if it was not added.
-
-        Sends nothing to workers: they stop accepting on it with the next `assign`.
-        """
+        """Remove a listener and close all its sockets in this process; does nothing if it was not added."""
         for number in self._ids_by_listener.pop(listener, ()):
             self._sockets.pop(number).sock.close()
 
     def assign(self, serving: Sequence[WorkerHandle]) -> None:
-        """Send each serving worker the sockets that it must newly accept on or close, and nothing else.
-
-        `serving` has all workers that serve, in the order of their slots; with none, nothing is sent. The sockets of a
-        slot without a serving worker go to another worker. Updates `WorkerHandle.socket_ids`.
-        """
+        """Send each serving worker the sockets that it must newly accept on or close, and nothing else."""
         present_slots = {worker.slot for worker in serving}
         for worker in serving:
             mine = {

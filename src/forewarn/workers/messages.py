@@ -45,11 +45,7 @@ IDLE_GRACE_S = 2.0  # of a worker that is replaced, see `DrainWorker`; most clie
 
 
 class ChannelBroken(Exception):
-    """Raised when the channel between owner and worker must be closed: a frame or message is wrong.
-
-    `FrameDecoder.feed` raises it for a frame that is out of order, too large or unreadable, and a worker if the first
-    message is not `BeginServing`.
-    """
+    """The channel between owner and worker must be closed: a frame or message is wrong."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -99,10 +95,7 @@ class ScopeUpdate(_Message, frozen=True):
     is_narrow: bool = False  # each VM sees only the events that affect it
 
     def to_published_scope(self) -> PublishedScope:
-        """Return the message's content as a `PublishedScope`, for the worker's metadata server.
-
-        Equal documents of several scopes become one object, to save memory. Publishes nothing.
-        """
+        """Return the message's content as a `PublishedScope`, for the worker's metadata server."""
         return PublishedScope(
             scope_id=self.scope_id,
             enabled=self.enabled,
@@ -177,8 +170,7 @@ class DrainWorker(_Message, frozen=True):
 class RequestDone(_Message, frozen=True):
     """To a worker: the reply to an `EnableRequest` or `ApproveRequest` that was carried out.
 
-    If `unknown` is None, the request took effect, durably. Otherwise nothing took effect, because the VM's scope does
-    not have, or no longer keeps, the event with that id.
+    If `unknown` is None, the request took effect, durably. Otherwise nothing did: the scope has no event with that id.
     """
 
     id: int  # of the request
@@ -224,9 +216,7 @@ class EchoReply(_Message, frozen=True):
 class ObservationReport(_Message, frozen=True):
     """To the owner: polls, deliveries and fault hits that the worker has not reported before.
 
-    Workers send it about every second if there is something new and the owner is not silent, at once when a fault takes
-    effect, and in reply to a `ReportRequest`; without a request, a VM's polls are in it at most every 10 s. The counts
-    in `polls` and `hits` are increments since the worker's last report; those in `counted` are totals.
+    The counts in `polls` and `hits` are increments since the worker's last report; those in `counted` are totals.
     """
 
     polls: list[LastPoll] = []  # the last one of each VM that polled, of at most 500; others are in later reports
@@ -327,9 +317,8 @@ def encode_message(message: ChannelMessage) -> bytes:
 def scope_message(scope: PublishedScope, *, only: Collection[str] | None = None) -> ScopeUpdate:
     """Make the message that publishes this scope to a worker; the result is only for `encode_message`.
 
-    It is not a proper `ScopeUpdate` until it is encoded and decoded: the facts of its VMs are plain dictionaries
-    without default values, to be short. `only` has the keys of the VMs to include, or is None for all; keys that are
-    not in the scope are ignored. The document stays whole.
+    The facts of its VMs are plain dictionaries without default values, to be short. `only` has the keys of the VMs to
+    include.
     """
     shown = scope.vms.items() if only is None else ((vm, scope.vms[vm]) for vm in only if vm in scope.vms)
     facts: Any = {vm: _non_default_facts(result) for vm, result in shown}
@@ -346,21 +335,13 @@ def scope_message(scope: PublishedScope, *, only: Collection[str] | None = None)
 
 
 def open_message(number: int, strategy: IdentityStrategy, *, is_loopback: bool) -> OpenListenerRequest:
-    """Make the message that lets a worker accept on a socket with this strategy.
-
-    `number` is the id of the socket, by which `CloseListener` names it. `is_loopback` says whether only programs on
-    this machine can connect to it. Sends nothing; give the socket to `WorkerHandle.send_latest` with the message.
-    """
+    """Make the message that lets a worker accept on a socket with this strategy."""
     names = getattr(strategy, "__slots__", ())
     return OpenListenerRequest(number, strategy.kind, tuple(getattr(strategy, name) for name in names), is_loopback)
 
 
 def reply_message(number: int, result: str | ManagedIdentityToken | WrongResource | None) -> OwnerReply:
-    """Make the reply to the worker's request with this id (`number`) from the request's result.
-
-    A token becomes TokenGranted, a WrongResource TokenDenied, an event id RequestDone with that id as `unknown`, and
-    None a plain RequestDone. Sends nothing.
-    """
+    """Make the reply to the worker's request with this id (`number`) from the request's result."""
     if isinstance(result, ManagedIdentityToken):
         return TokenGranted(number, result)
     if isinstance(result, WrongResource):
@@ -369,11 +350,7 @@ def reply_message(number: int, result: str | ManagedIdentityToken | WrongResourc
 
 
 def failure_message(number: int, error: ForewarnError) -> RequestFailed:
-    """Make the reply that fails the worker's request with this id (`number`) with this error.
-
-    NotFound stays NotFound, any other Rejected becomes Rejected, and any other error Unavailable. The text stays. Sends
-    nothing.
-    """
+    """Make the reply that fails the worker's request with this id (`number`) with this error."""
     kind = next((kind for kind in (NotFound, Rejected) if isinstance(error, kind)), Unavailable)
     return RequestFailed(number, str(error), kind.__name__)
 
@@ -384,11 +361,7 @@ def encode_frame(number: int, payload: bytes) -> bytes:
 
 
 class FrameDecoder:
-    """Decodes the bytes that come over a channel into messages, and checks that no frame is missing.
-
-    Each end of a channel has one. Frames must be numbered 1, 2, 3 and so on. With `for_worker` it expects the messages
-    that a worker gets, otherwise those that the owner gets.
-    """
+    """Decodes the bytes that come over a channel into messages, and checks that no frame is missing."""
 
     def __init__(self, *, for_worker: bool) -> None:
         self._decode_bytes = _DECODERS[for_worker].decode
@@ -398,8 +371,7 @@ class FrameDecoder:
     def feed(self, data: bytes) -> Iterator[Any]:
         """Take more bytes, and yield each message that is complete now; other bytes wait for the next call.
 
-        It is a generator: it takes `data` only when it is iterated, which must be to the end. Raises ChannelBroken if a
-        frame is out of order, too large or unreadable.
+        It is a generator: it takes `data` only when it is iterated, which must be to the end.
         """
         self._buffer += data
         position = 0

@@ -31,24 +31,17 @@ class ListenerHost(Protocol):
     """Accepts connections of VMs on listeners: a `MetadataServer` or a `WorkerPool`."""
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
-        """Start accepting on these listeners, besides those already open, and own their sockets.
-
-        A `MetadataServer` raises OSError if a socket cannot listen, such as one whose device is gone; listeners before
-        it are served. A `WorkerPool` returns before its workers know of the listeners, and raises nothing.
-        """
+        """Start accepting on these listeners, besides those already open, and own their sockets."""
 
     async def stop(self, listener: VmListener) -> None:
-        """Stop accepting on this listener and close its sockets; open connections stay.
-
-        A `WorkerPool` returns before its workers know. Does nothing if the listener was not started.
-        """
+        """Stop accepting on this listener and close its sockets; open connections stay."""
 
 
 class NetworkListeners:
     """The listeners on real networks that the settings define, opened and closed with their devices.
 
-    `specs` are the configured listeners. `helper_socket` is where `forewarn sockets` passes the open sockets; with
-    None, this process opens them. Call `assign_vms`, `bind` and `start`, in this order, and `stop` at the end.
+    Without a `helper_socket`, where `forewarn sockets` passes the open sockets, this process opens them. Call
+    `assign_vms`, `bind` and `start`, in this order, and `stop` at the end.
     """
 
     def __init__(self, specs: Sequence[ListenerSpec], *, helper_socket: Path | None = None) -> None:
@@ -65,12 +58,7 @@ class NetworkListeners:
         return any(spec.assignments for spec in self._specs_by_name.values())
 
     def assign_vms(self, callers: CallerDirectory, find_key: Callable[[str], str]) -> None:
-        """Record in `callers` which VM calls on which listener, where the settings name the VM.
-
-        A removed VM counts too. `find_key` returns the key of a VM by its name, `group/name` or key, ignoring letter
-        case; it raises NotFound, or Rejected for a name that several VMs have. Raises Rejected in both cases, with the
-        listener's name; earlier listeners stay recorded.
-        """
+        """Record in `callers` which VM calls on which listener, where the settings name the VM."""
         for spec in self._specs_by_name.values():
             for place, name in spec.assignments:
                 callers.assign(place, _vm_key(find_key, spec, name))
@@ -78,9 +66,8 @@ class NetworkListeners:
     def bind(self) -> None:
         """Bind the sockets that this process opens; does nothing with a helper.
 
-        A listener with `wait_until_available` whose device, address or namespace does not exist yet, or for which no
-        socket is left, is opened later; without it, this raises Rejected. Also raises Rejected if one cannot be bound
-        for another reason, such as a port in use; then none is bound.
+        A listener with `wait_until_available` whose device, address or namespace does not exist yet is opened later.
+        After an error none is bound.
         """
         for change in self._manager.open_all() if self._manager else ():
             self._changes.put_nowait(change)
@@ -91,11 +78,7 @@ class NetworkListeners:
             self._manager.close()
 
     async def start(self, host: ListenerHost) -> None:
-        """Have `host` serve the sockets that are bound, then follow changes in the background until `stop`.
-
-        Changes are those of devices and namespaces, or the sockets that the helper passes. Returns once the bound
-        sockets are served; a socket that cannot be served is only logged. Does nothing without configured listeners.
-        """
+        """Have `host` serve the sockets that are bound, then follow changes in the background until `stop`."""
         if not self._specs_by_name:
             return  # there is nothing to follow
         while not self._changes.empty():
@@ -110,10 +93,7 @@ class NetworkListeners:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return a dictionary for each configured listener, as in `GET /service`, in the settings' order.
-
-        Its keys: "address", "port", "identity" (an `IdentityKind`), "name", and "open" (whether it is served now).
-        """
+        """Return a dictionary for each configured listener, as in `GET /service`, in the settings' order."""
         return [
             {
                 "address": spec.address,

@@ -43,14 +43,10 @@ _LAGS_KEPT = 1000
 class WorkerPool:
     """A fixed number of worker processes, used in place of a `MetadataServer` in this process.
 
-    Create it inside a running event loop; that starts no process. Then call `start_workers` (starts the processes),
-    `publish` for each scope and `set_faults`, `complete_start` (waits until all workers have that), and `start` with
-    listeners (VMs are served). `drain` ends it. It has `size` slots, each with one worker, which another replaces when
-    it ends. `begin` is the first message to each worker; `backend` carries out, in this process, what VMs ask of them;
-    workers get every change of `callers` and of `clock`, if that is a lab's. `metrics_sockets` has one per worker, or
-    none. A worker is killed if it does not answer for `hung_timeout_s` or, before its first answer, for
-    `start_timeout_s`. The attributes `observations` and `faults` collect what workers report. `echo_delays_s` has the
-    seconds from recent heartbeats to their answers, the latest last.
+    Call `start_workers` (starts the processes), `publish` for each scope and `set_faults`, `complete_start` (waits
+    until all workers have that), and `start` with listeners (VMs are served). `drain` ends it. A worker that ends is
+    replaced; one is killed if it does not answer for `hung_timeout_s` or, before its first answer, for
+    `start_timeout_s`.
     """
 
     def __init__(
@@ -90,11 +86,7 @@ class WorkerPool:
         callers.subscribe_assignments(self._broadcast_placement)
 
     async def start_workers(self) -> None:
-        """Start the worker processes, and from now on replace each that ends or hangs, until `drain`.
-
-        Does not wait until they are ready; they do not serve before `complete_start`. Raises nothing if a process
-        cannot be started: that is logged, and `complete_start` raises Unavailable.
-        """
+        """Start the worker processes, and from now on replace each that ends or hangs, until `drain`."""
         self._spawn(self._heartbeat_forever())
         for slot in range(self.size):
             self._spawn(self._keep_slot_filled(slot))
@@ -103,8 +95,7 @@ class WorkerPool:
     async def complete_start(self) -> None:
         """Tell all workers that the state is complete, and wait until each has it and is ready for listeners.
 
-        Raises Unavailable if one ended before that, was killed because it did not answer, or could not be started; then
-        all are killed and the pool cannot be used any more.
+        If one fails, all are killed and the pool cannot be used any more.
         """
         self._is_state_complete = True
         for worker in self._live_workers:
@@ -116,67 +107,42 @@ class WorkerPool:
             raise
 
     def publish(self, scope: PublishedScope) -> None:
-        """Send this scope to every worker, for its VMs to see in place of what they saw before.
-
-        Does nothing if it is unchanged. Workers that start later get it too. Returns at once; `wait_until_published`
-        waits for the workers.
-        """
+        """Send this scope to every worker, for its VMs to see in place of what they saw before."""
         payload = messages.encode_message(messages.scope_message(scope))
         key = ("scope", scope.scope_id)
         if self._state.get(key) != payload:
             self._broadcast(key, payload)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active transport faults in every worker; faults of other categories are ignored.
-
-        Returns at once; workers that start later get the faults too. A fault's limit on requests counts over all
-        workers.
-        """
+        """Replace the active transport faults in every worker; faults of other categories are ignored."""
         transport_faults = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
         offsets = self._fault_quota.assign_offsets(transport_faults)
         self._broadcast("faults", messages.encode_message(messages.FaultsUpdate(transport_faults, dict(offsets))))
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
-        """Let the workers accept on these listeners too; the pool then owns their sockets.
-
-        Returns before the workers have received them. May be called again later.
-        """
+        """Let the workers accept on these listeners too; the pool then owns their sockets."""
         for listener in listeners:
             self._shared_listeners.add(listener)
         self._assign_listeners()
 
     async def stop(self, listener: VmListener) -> None:
-        """Close the listener's sockets here, and tell the workers to stop accepting on it.
-
-        Returns before the workers have received that. Open connections stay. Does nothing if the listener was not
-        started.
-        """
+        """Close the listener's sockets here, and tell the workers to stop accepting on it."""
         self._shared_listeners.remove(listener)
         self._assign_listeners()
 
     async def wait_until_published(self) -> None:
-        """Wait until every serving worker has applied everything sent so far, but at most a second.
-
-        Returns None even if the second was not enough. Workers that do not serve are not waited for.
-        """
+        """Wait until every serving worker has applied everything sent so far, but at most a second."""
         await self._wait_for_all(worker.request_echo() for worker in self._serving_workers)
 
     async def collect_reports(self) -> None:
-        """Ask the serving workers for what they observed, and merge it into `observations` and `faults`.
-
-        They report polls, deliveries, fault hits and request counts, each worker for at most 5,000 VMs. Waits at most a
-        second; reports that come later are merged when they arrive.
-        """
+        """Ask the serving workers for what they observed, and merge it into `observations` and `faults`."""
         await self._wait_for_all(worker.request_report() for worker in self._serving_workers)
 
     async def reload(self, timeout_s: float) -> None:
         """Replace every worker process, one after the other, without refusing a connection.
 
-        A worker accepts until its successor does. Then it answers the requests in progress within `timeout_s` and, for
-        up to two seconds (half of `timeout_s`, if that is less), one more on each idle connection, and ends. If its
-        successor fails to start, it stays, which is logged. Slots without a serving worker are skipped. Returns when
-        that was done for each, but a worker that does not end in time is not waited for. Concurrent calls run one after
-        the other.
+        A worker accepts until its successor does. Then it answers the requests in progress and one more on each idle
+        connection, and ends. If its successor fails to start, it stays.
         """
         async with self._reload_lock:
             for slot in range(self.size):
@@ -184,11 +150,7 @@ class WorkerPool:
                     await self._replace_worker(slot, timeout_s)
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop accepting, let workers answer the requests in progress within `timeout_s`, and end them.
-
-        `timeout_s` is in seconds of real time. Workers that still run a second later are killed. The pool cannot start
-        again.
-        """
+        """Stop accepting, let workers answer the requests in progress within `timeout_s`, and end them."""
         self._is_stopping = True
         for listener in self._shared_listeners.listeners:
             await self.stop(listener)
@@ -200,11 +162,7 @@ class WorkerPool:
         await self._terminate()
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return a dictionary per slot, as in `GET /service`: "pid", "ready" (it serves) and "behind_ms".
-
-        "behind_ms" is how many milliseconds the worker's last answer to a heartbeat or report request took. A slot
-        without a worker has None, False and None.
-        """
+        """Return a dictionary per slot, as in `GET /service`: "pid", "ready" (it serves) and "behind_ms"."""
         return [
             {
                 "pid": worker.pid if worker else None,
@@ -215,18 +173,11 @@ class WorkerPool:
         ]
 
     def request_totals(self) -> RequestTotals:
-        """Return the sum of the request counts of all workers, as of their last reports.
-
-        Workers that are gone count too, except for what is not a count, such as open connections.
-        """
+        """Return the sum of the request counts of all workers, as of their last reports."""
         return sum_totals(self._counts_of_gone_workers, *(worker.request_counts for worker in self._live_workers))
 
     def worker_lags(self) -> list[tuple[float, float]]:
-        """Return a pair of seconds per slot: how long its worker's last answer took, and how long one is owed.
-
-        Answers are those to heartbeats and report requests; the second is 0 if none is owed. Both are infinite for a
-        slot without a worker.
-        """
+        """Return a pair of seconds per slot: how long its worker's last answer took, and how long one is owed."""
         return [(m.lag_s, m.silent_s()) if m else (math.inf, math.inf) for m in self._workers]
 
     @property
@@ -378,10 +329,7 @@ class WorkerPool:
         self.faults.add_hits(report.hits)
 
     async def _answer_request(self, worker: WorkerHandle, request: messages.WorkerRequest) -> None:
-        """Carry out a worker's request and reply.
-
-        The effect is durable, and sent to the worker, before the reply.
-        """
+        """Carry out a worker's request and reply; the effect is durable, and sent to the worker, before the reply."""
         reply: messages.OwnerReply
         try:
             reply = messages.reply_message(request.id, await perform_request(self._backend, request))

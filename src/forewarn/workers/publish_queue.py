@@ -20,9 +20,7 @@ _MAX_WAIT_S = 30.0
 class PublishQueue:
     """Calls `publish(scope_id)` for changed scopes on the event loop: few at once, many in short turns.
 
-    `publish` must publish the current state of that scope. A scope that is added again while it waits is published
-    once. Waiting scopes are published in the order they were added; one that fails goes to the end. Between turns the
-    event loop can answer VMs. `close` ends it.
+    Waiting scopes are published once, in the order they were added; one that fails goes to the end.
     """
 
     def __init__(self, publish: Callable[[str], None]) -> None:
@@ -33,9 +31,8 @@ class PublishQueue:
     def add(self, scope_ids: Collection[str]) -> None:
         """Publish the scopes with these ids: up to 100 before it returns, more than 100 in the background.
 
-        A few scopes do not wait for many that were added before. Call it from the event loop. With at most 100 scopes,
-        an error of `publish` is raised, and the scopes after it are not published; otherwise the error is logged, and
-        the scope is tried again after a second.
+        A few scopes do not wait for many that were added before. With at most 100 scopes an error of `publish` is
+        raised; otherwise it is logged, and the scope is tried again.
         """
         if len(scope_ids) <= _MAX_AT_ONCE:
             for scope_id in scope_ids:
@@ -47,10 +44,7 @@ class PublishQueue:
             self._task = asyncio.get_running_loop().create_task(self._publish_waiting())
 
     async def wait_until_empty(self) -> None:
-        """Wait until no scope waits any more, but at most 30 s (real time); returns at once if none does.
-
-        Does not say whether that time was enough.
-        """
+        """Wait until no scope waits any more, but at most 30 s (real time); returns at once if none does."""
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=_MAX_WAIT_S)
 
@@ -69,10 +63,7 @@ class PublishQueue:
             self._task = None
 
     def _publish_for_a_turn(self) -> float:
-        """Publish waiting scopes for one turn, at least one; return the seconds to wait before the next turn.
-
-        A scope that cannot be published is tried again after all others.
-        """
+        """Publish waiting scopes for one turn, at least one; return the seconds to wait before the next turn."""
         clock = asyncio.get_running_loop().time
         ends_at = clock() + _TURN_S
         while self._waiting:

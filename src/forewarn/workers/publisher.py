@@ -55,12 +55,7 @@ class PublisherConfig(FrontendConfig):
 
 
 class GuestBackend:
-    """The `MetadataBackend` of the owner process: enables scopes, approves events and issues tokens.
-
-    The metadata server calls it for what memory cannot answer. Its methods are attributes: `enable` and `approve` of
-    `control`, `token` of `tokens`, and `now`, the time of control's clock. Without `tokens`, every resource is refused
-    a token (WrongResource).
-    """
+    """The `MetadataBackend` of the owner process: enables scopes, approves events and issues tokens."""
 
     def __init__(self, control: ControlPlane, tokens: VmTokens | None = None) -> None:
         self.enable = control.guests.enable_scope_of
@@ -75,31 +70,21 @@ class ScopeSink(Protocol):
     def publish_scope(self, scope: Scope, published: PublishedScope) -> None:
         """Show the VMs of `scope` (as stored) what `published` contains, in place of what they saw before.
 
-        VMs that the scope no longer has become unknown, unless another scope has them. Called with all scopes at the
-        start, then with each scope that changed. Must return at once. Must raise nothing: an error only reaches the
-        event loop's handler, and keeps other scopes of the same commit from being published.
+        Called with all scopes at the start, then with each scope that changed. Must return at once, and raise nothing:
+        an error keeps other scopes of the same commit from being published.
         """
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults that affect requests of VMs; ignore faults of other categories.
-
-        Called with all active faults, at the start and after each change. Must return at once. An error reaches the
-        caller of the change, which is saved by then.
-        """
+        """Replace the active faults that affect requests of VMs; ignore faults of other categories."""
 
     async def wait_until_published(self) -> None:
-        """Wait until all that was published has been handed over for sending, for at most a second.
-
-        Raises nothing if that was not enough. VMs may be shown it later: host nodes do not confirm it.
-        """
+        """Wait until all that was published has been handed over for sending, for at most a second."""
 
 
 class MetadataPublisher:
     """Keeps what VMs see, and where they call from, equal to the store of the owner process.
 
-    `open` makes the publisher and binds the sockets, `start` begins serving, `drain` ends it. It follows the store of
-    `control`, and gives each changed scope to `frontend`, which answers the VMs (or to a `ScopeSink`, if host nodes
-    do). `lab` has the loopback listeners of a lab; None outside a lab.
+    `open` makes the publisher and binds the sockets, `start` begins serving, `drain` ends it.
     """
 
     def __init__(
@@ -126,11 +111,8 @@ class MetadataPublisher:
     def open(cls, config: PublisherConfig, control: ControlPlane) -> MetadataPublisher:
         """Make a publisher and bind its sockets; it accepts no connection yet.
 
-        So a port in use stops the start before anything is served. A listener of `[[listeners]]` whose device, address
-        or namespace does not exist yet, or for which the system has no socket left, is logged and opened later, as are
-        those that the helper passes; for one of `--listen`, this raises Rejected. Also raises Rejected if a socket
-        cannot be bound for another reason, or a listener names a VM that never existed or has a name that several VMs
-        have; Unavailable if the system has no socket left for the lab. Then none stays bound.
+        So a port in use stops the start before anything is served. A listener of `[[listeners]]` whose device does not
+        exist yet is opened later; for one of `--listen` that is an error. After an error none stays bound.
         """
         frontend = MetadataFrontend(
             config, callers=CallerDirectory(), clock=control.clock, real_time=control.faults.real_time
@@ -158,11 +140,8 @@ class MetadataPublisher:
     ) -> None:
         """Publish all scopes, follow every commit and fault change, and serve; returns when VMs can connect.
 
-        The counts of polls continue from the store. `backend` carries out what VMs ask for. `metrics_sockets` has one
-        per worker, or none. If host nodes answer the VMs, `make_sink` makes the sink that gets the scopes, from the
-        store's tag (part of every ETag). Raises Unavailable if a worker fails to start or the store cannot be written,
-        OSError if a socket of the lab cannot listen; the sockets of `open` stay bound then. A network listener that
-        cannot be served is only logged. Call it once, and the other methods only after it, except `published`.
+        If host nodes answer the VMs, `make_sink` makes the sink that gets the scopes, from the store's tag. Call it
+        once, and the other methods only after it, except `published`.
         """
         store_tag = await load_store_tag(self._store)
         await self.frontend.prepare(backend, store_tag=store_tag, metrics_sockets=metrics_sockets)
@@ -178,30 +157,17 @@ class MetadataPublisher:
         await self.frontend.serve(self._listeners)
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers.
-
-        `timeout_s` is in seconds of real time. Scopes that still wait in the publish queue are not published. Call it
-        only after `start`.
-        """
+        """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers."""
         await self._publish_queue.close()
         await self.frontend.drain(timeout_s)
 
     async def wait_until_published(self) -> None:
-        """Wait until VMs are shown what is committed now: at most 30 s, and then a second for the workers.
-
-        If a sink gets the scopes, wait until they were handed over for sending to host nodes. Does not say whether the
-        time was enough.
-        """
+        """Wait until VMs are shown what is committed now: at most 30 s, and then a second for the workers."""
         await self._publish_queue.wait_until_empty()
         await (self._sink or self.frontend).wait_until_published()
 
     def describe_listeners(self) -> list[dict[str, Any]]:
-        """Return one dictionary for each listener, as in `GET /service`; listeners inside VMs are left out.
-
-        Its keys: "address" (`127.0.0.0/8` if one socket serves a whole lab), "port" and "identity" (an `IdentityKind`).
-        First come the open sockets of a lab, then the configured listeners on real networks, which also have "name" and
-        "open" (False: not served now).
-        """
+        """Return one dictionary for each listener, as in `GET /service`; listeners inside VMs are left out."""
         described = []
         for listener in self._listeners:
             for sock in listener.sockets:
@@ -212,21 +178,14 @@ class MetadataPublisher:
         return described + self.frontend.network_listeners.describe()
 
     def lab_endpoint(self, vm: Vm) -> str:
-        """Return the base URL `http://ADDRESS:PORT` at which a program on this machine polls as this VM.
-
-        Returns "" outside a lab, or if the VM is not served on loopback by this process. A VM that was removed since
-        the start keeps its URL, but polls there are answered as those of an unknown VM.
-        """
+        """Return the base URL `http://ADDRESS:PORT` at which a program on this machine polls as this VM."""
         if self._lab is None or not self._places.get(vm.key, ("",))[0]:
             return ""
         address, port = self._lab.endpoint(vm.lab_address)
         return f"http://{address}:{port}"
 
     def published(self, scope: Scope) -> PublishedScope:
-        """Return the scope as its VMs see it: with its own document, or what a running replay answers.
-
-        Only the VMs that are not removed are in it. Publishes nothing.
-        """
+        """Return the scope as its VMs see it: with its own document, or what a running replay answers."""
         vms = {vm.key: vm for vm in scope.present_vms}
         return _published_scope(scope, vms, self._replays.current_answer(scope))
 
@@ -287,17 +246,14 @@ class MetadataPublisher:
         """Where this VM's calls come in; "" for each place where it is not served.
 
         A VM of a lab has its place on loopback first and, if the fleet file gives it an address elsewhere, that one
-        too, for the listeners that know VMs by their source address.
+        too.
         """
         if self._lab is None:
             return (vm.address,)
         return self._loopback_place(self._lab, vm), "" if vm.address.startswith("127.") else vm.address
 
     def _loopback_place(self, lab: LabListeners, vm: Vm) -> str:
-        """Where the calls of this VM of a lab come in; "" if it is not served there.
-
-        In a lab that needs a listener per VM, opens it.
-        """
+        """Where the calls of this VM of a lab come in; opens a listener in a lab that needs one per VM."""
         if not vm.lab_address:
             return ""
         try:
@@ -320,10 +276,7 @@ class MetadataPublisher:
 
 
 async def load_store_tag(store: Store) -> str:
-    """Return the random part of the store's ETags (spec §4.3), 8 hexadecimal digits.
-
-    It is the same at every call: a store without one gets it now, durably. Raises Unavailable if it cannot be saved.
-    """
+    """Return the random part of the store's ETags (spec §4.3), 8 hexadecimal digits."""
     saved = store.load(_STORE_TAG_SAVED_AS)
     if saved is None:
         saved = secrets.token_hex(_STORE_TAG_BYTES).encode()
@@ -342,11 +295,6 @@ def _published_version(scope: Scope) -> PublishedVersion:
 
 
 def _published_scope(scope: Scope, vms: Mapping[str, Vm], replayed: ReplayedAnswer | None) -> PublishedScope:
-    """Return the scope as its VMs see it: with its own document, or what a running replay answers.
-
-    `vms` are its present VMs by key. `replayed` is the replay's document, or its response instead of one, which all VMs
-    get (of a document, in a narrow scope, only the events that name them); None: no replay runs. Publishes nothing.
-    """
     return PublishedScope(
         scope_id=scope.id,
         enabled=scope.is_enabled,

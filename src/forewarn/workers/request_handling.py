@@ -13,12 +13,7 @@ RequestResult: TypeAlias = "str | ManagedIdentityToken | WrongResource | None"
 
 
 async def perform_request(backend: MetadataBackend, request: WorkerRequest) -> RequestResult:
-    """Carry out a VM's request that another process sent, with this process's backend; return its result.
-
-    An enablement returns None. An approval returns None, or the first id of an event that is unknown (then none is
-    approved). A token request returns the token, or WrongResource. Changes are durable on return. Sends no reply.
-    Raises as the backend does: NotFound if the VM was removed, Unavailable or Conflict if a retry may help.
-    """
+    """Carry out a VM's request that another process sent, with this process's backend; return its result."""
     match request:
         case EnableRequest(vm=vm):
             await backend.enable(vm)

@@ -42,10 +42,7 @@ _DRAIN_TIMEOUT_S = 5.0
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the factory of uvloop's event loops, for `asyncio.Runner`; None if uvloop is not installed.
-
-    With None, `asyncio.Runner` uses asyncio's own event loop.
-    """
+    """Return the factory of uvloop's event loops, for `asyncio.Runner`; None if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:  # not on every platform
@@ -56,8 +53,7 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 class _OwnerBackend:
     """The `MetadataBackend` of a worker: sends each request to the owner and waits for its reply.
 
-    `send` sends an encoded message to the owner. Requests raise Unavailable at once while the owner is silent, and
-    NotFound, Rejected or Unavailable as the owner replies. A request that was sent waits for its reply without a time
+    Requests raise Unavailable at once while the owner is silent. One that was sent waits for its reply without a time
     limit.
     """
 
@@ -77,10 +73,6 @@ class _OwnerBackend:
         await self._request(lambda number: messages.EnableRequest(number, vm))
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
-        """Have the owner approve these events for this VM (its key), all or none; durable on return.
-
-        Returns None, or the id of an event that the VM's scope never had: then none is approved.
-        """
         unknown = await self._request(lambda number: messages.ApproveRequest(number, vm, event_ids))
         assert unknown is None or isinstance(unknown, str)
         return unknown
@@ -92,10 +84,6 @@ class _OwnerBackend:
         return result
 
     def on_reply(self, reply: messages.OwnerReply) -> None:
-        """Complete the request with the id of this reply, with its result or its error.
-
-        Does nothing if no request waits for it.
-        """
         future = self._pending.pop(reply.id, None)
         if future is None or future.done():
             return
@@ -123,10 +111,7 @@ class _OwnerBackend:
 
 
 class _PausableSocket(socket.socket):
-    """A listening socket that accepts only while `may_accept` returns True.
-
-    Meanwhile callers wait in its backlog.
-    """
+    """A listening socket that accepts only while `may_accept` returns True; callers wait in its backlog."""
 
     may_accept: Callable[[], bool]  # set by the worker before the first `accept`
 
@@ -140,10 +125,8 @@ class _PausableSocket(socket.socket):
 class Worker:
     """The worker process: receives the state from the owner process, then answers VMs until it ends.
 
-    Create it inside a running event loop, and call `run`. `sock` is its end of the channel to the owner; `fault_quota`
-    is the file of counters that all workers share. If nothing comes from the owner for `silence_timeout_s` seconds
-    (real time), the worker accepts no new connections and rejects what must be stored, until the owner answers again;
-    polls on open connections still get the last known document.
+    If nothing comes from the owner for `silence_timeout_s`, the worker accepts no new connections and rejects what must
+    be stored, until the owner answers again; polls on open connections still get the last known document.
     """
 
     def __init__(
@@ -184,11 +167,7 @@ class Worker:
         }
 
     async def run(self) -> str:
-        """Serve until the channel ends, the owner drains this worker or `stop` was called; return why.
-
-        Returns DRAINED if it stopped in order, PEER_GONE if the owner is gone, else another reason in words. Closes
-        everything before it returns. Raises no error if the channel fails.
-        """
+        """Serve until the channel ends, the owner drains this worker or `stop` was called; return why."""
         background = [self._loop.create_task(self._watch_owner()), self._loop.create_task(self._report_forever())]
         try:
             return await self._finished
@@ -207,10 +186,8 @@ class Worker:
     def stop(self, timeout_s: float = _DRAIN_TIMEOUT_S, *, idle_grace_s: float = messages.IDLE_GRACE_S) -> None:
         """Stop accepting, answer the requests in progress within `timeout_s`, send the last report, and end.
 
-        Returns at once; `run` returns when that is done. Idle connections wait for one more request, for up to
-        `idle_grace_s`; after that, their clients reach another worker. Both times are in seconds of real time. A second
-        call does nothing, except with `idle_grace_s` 0, when idle connections are closed without waiting: the whole
-        service stops. Before the first message of the owner, `run` just returns.
+        Idle connections wait for one more request, for up to `idle_grace_s`; after that, their clients reach another
+        worker.
         """
         if self._server is None:
             self._finish("stopped before it began to serve")
@@ -227,8 +204,7 @@ class Worker:
     def stop_when_complete(self) -> None:
         """Call `stop` now or, if the worker has not got the complete state yet, once it has.
 
-        It handles SIGTERM. While a worker receives the state the owner waits for it, and would take its end for a
-        failed start.
+        While a worker receives the state the owner waits for it, and would take its end for a failed start.
         """
         if self._is_complete:
             self.stop()
@@ -388,10 +364,7 @@ class Worker:
         self._channel.send(messages.encode_message(messages.ObservationReport(id=message.id)))
 
     def _send_report(self, number: int = 0, *, min_interval_s: float = 0.0) -> bool:
-        """Send what was observed since the last report, at most one batch; returns whether there may be more.
-
-        `number`: the id of the report request; it is sent with the last batch.
-        """
+        """Send what was observed since the last report, at most one batch; returns whether there may be more."""
         polls, deliveries = self._running_server.observations.take_increments(min_interval_s)
         hits = self._running_server.faults.take_hits()
         previous, self._reported_counts = self._reported_counts, self._running_server.request_totals()
@@ -448,12 +421,7 @@ async def _run_worker(sock: socket.socket, fault_quota: SharedFaultQuota) -> Non
 
 
 def main() -> None:
-    """Run the worker process until it ends: `python -m forewarn.workers.worker CHANNEL_FD FAULT_QUOTA_FD`.
-
-    The owner process starts it. Both arguments are inherited file descriptors: the channel's socket and the file of
-    fault counters. SIGTERM makes it answer the requests in progress and end, once it has the complete state. Ignores
-    SIGINT and SIGHUP, which the owner handles. Returns, for exit status 0, even if the channel failed, which is logged.
-    """
+    """Run the worker process until it ends: `python -m forewarn.workers.worker CHANNEL_FD FAULT_QUOTA_FD`."""
     # Ctrl-C reaches every process of the terminal; the owner handles it and stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s worker {os.getpid()}: %(message)s")

@@ -15,12 +15,7 @@ import sys
 
 
 def main() -> None:
-    """Connect to a TCP server and copy bytes between it and standard input and output.
-
-    The process's arguments are SOURCE, the local address to call from, and the server's ADDRESS and PORT. Returns when
-    standard input ends or the server closes. If the server does not accept the connection within 10 s, returns without
-    a message.
-    """
+    """Connect to a TCP server and copy bytes between it and standard input and output."""
     source, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
     try:
         server = socket.create_connection((address, port), timeout=10, source_address=(source, 0))

@@ -27,10 +27,7 @@ _KERNEL, _INITRAMFS = "vmlinux", "initramfs"
 
 
 class GuestImage:
-    """The kernel and the initial file system of the lab's guests, as files in one directory.
-
-    `kernel` and `initramfs` are their paths; the files need not exist. `build_image` makes them.
-    """
+    """The paths of the kernel and the initial file system of the lab's guests."""
 
     def __init__(self, directory: Path) -> None:
         self.kernel = directory / _KERNEL
@@ -44,20 +41,13 @@ class GuestImage:
 
 
 def image_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory that the guest's files are kept in: `forewarn/guest` in the user's cache.
-
-    The cache is XDG_CACHE_HOME, else ~/.cache. Creates nothing. `environ` has the environment variables.
-    """
+    """Return the directory that the guest's files are kept in: `forewarn/guest` in the user's cache."""
     cache = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
     return Path(cache) / "forewarn" / "guest"
 
 
 def check_programs() -> None:
-    """Raise Rejected, with what to install, if this machine cannot build or run a guest.
-
-    It cannot if it does not run Linux, if a program such as QEMU or BusyBox is not on the PATH, or if the package
-    qemu.qmp is missing. Installs nothing.
-    """
+    """Raise Rejected, with what to install, if this machine cannot build or run a guest."""
     if sys.platform != "linux":
         raise Rejected("real VMs need Linux: run this lab on a Linux machine, or use `forewarn up`")
     missing = [package for program, package in _PACKAGES.items() if shutil.which(program) is None]
@@ -67,12 +57,7 @@ def check_programs() -> None:
 
 
 def build_image(directory: Path) -> GuestImage:
-    """Build the guest in `directory`, unless it is there and up to date, and return it.
-
-    Call `check_programs` first. Downloads Debian's kernel, about 10 MB; nothing is installed. Creates the directory.
-    Blocks, for five minutes at most. Raises Rejected, with the last line of the build's output, if it fails or takes
-    longer.
-    """
+    """Build the guest in `directory`, unless it is up to date. Downloads Debian's kernel, and installs nothing."""
     image = GuestImage(directory)
     if image.is_built:
         return image

@@ -32,8 +32,7 @@ _NEW_DIRECTORY = "The directory was empty before.\n"  # in the marker
 class VmLab:
     """The layout of one lab with real VMs (`forewarn lab vms`): its files, hosts and names.
 
-    With `taps`, guests have taps in a network namespace per host; otherwise QEMU's own network serves them. Making this
-    object creates nothing; `write` does.
+    With `taps`, guests have taps in a network namespace per host; otherwise QEMU's own network serves them.
     """
 
     directory: Path  # the data directory, an absolute path
@@ -41,10 +40,7 @@ class VmLab:
 
     @property
     def marker_file(self) -> Path:
-        """The path of the file that marks the data directory as that of a lab with real VMs.
-
-        Where it exists, everything of the lab may be removed. `write` creates it.
-        """
+        """The file that marks the data directory as a lab's: where it exists, everything of the lab may be removed."""
         return self.directory / LAB_MARKER
 
     def is_in_new_directory(self) -> bool:
@@ -65,10 +61,7 @@ class VmLab:
         return self.directory / "fleet.toml"
 
     def namespace(self, host: str) -> str:
-        """Return the name of the network namespace that stands for this host in a lab with taps.
-
-        It has a hash of the directory in it, so that each lab has namespaces of its own. Creates nothing.
-        """
+        """Return the name of the network namespace that stands for this host in a lab with taps."""
         digest = hashlib.sha256(str(self.directory).encode()).hexdigest()[:6]
         return f"forewarn-{digest}-{host}"
 
@@ -77,10 +70,7 @@ class VmLab:
         return self.directory / "hosts" / host
 
     def hosts(self) -> dict[str, QemuHost]:
-        """Return the settings of the lab's two hosts for the QEMU driver, by host name.
-
-        With taps, the driver runs each QEMU in the network namespace of its host.
-        """
+        """Return the settings of the lab's two hosts for the QEMU driver, by host name."""
         return {
             host: QemuHost(
                 directory=str(self.host_directory(host)),
@@ -92,11 +82,7 @@ class VmLab:
         }
 
     def write(self, image: GuestImage) -> None:
-        """Write all files of a new lab: settings, fleet, marker, and a definition and an empty disk per VM.
-
-        Creates the directories; a new data directory is for its owner alone. Replaces files that exist: what an earlier
-        lab left must be removed first. Raises OSError if a file cannot be written.
-        """
+        """Write all files of a new lab. What an earlier lab left must be removed first."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         is_new = not any(self.directory.iterdir())
         disks = self.directory / "disks"
@@ -182,10 +168,7 @@ class VmLab:
 
 
 def first_host(number: int) -> str:
-    """Return the name of the host on which the guest with this number, from 0, boots first.
-
-    The guests alternate between the hosts; maintenance may move them later.
-    """
+    """Return the name of the host on which the guest with this number, from 0, boots first."""
     return HOSTS[number % len(HOSTS)]
 
 
@@ -195,11 +178,7 @@ def tap_name(vm: str) -> str:
 
 
 def guest_address(number: int) -> str:
-    """Return the IPv4 address of the guest with this number, from 0, in a lab with taps.
-
-    It is 10.254.NUMBER.4. Each guest is in a network of its own with the prefix length 24, in which the host has the
-    address that ends with .1.
-    """
+    """Return the IPv4 address of the guest with this number, from 0, in a lab with taps."""
     return f"10.254.{number}.4"
 
 

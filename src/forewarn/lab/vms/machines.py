@@ -14,11 +14,7 @@ _SERVICE_FILES = ("admin.secret", "detached.json", "lock", "new-store", "service
 
 
 async def start_guests(lab: VmLab) -> None:
-    """Boot every guest of a new lab on its first host, in a QEMU process that outlives this one.
-
-    Raises Rejected without the [qemu] extra, and Refused, with its reason, if QEMU does not start; guests that were
-    started before stay running: see `end_guests`.
-    """
+    """Boot every guest of a new lab on its first host, in a QEMU process that outlives this one."""
     driver = _driver(lab)
     try:
         for number, vm in enumerate(GUESTS):
@@ -28,11 +24,7 @@ async def start_guests(lab: VmLab) -> None:
 
 
 async def end_guests(lab: VmLab) -> int:
-    """End every guest at once, on every host, without asking it to shut down; return how many ran.
-
-    Host directories that do not exist are skipped. Raises Rejected without the [qemu] extra, HostUnreachable if a guest
-    does not end, Refused if this user may not end it; the guests before it have ended then.
-    """
+    """End every guest at once, on every host, without asking it to shut down; return how many ran."""
     driver = _driver(lab)
     ended = 0
     try:
@@ -49,8 +41,7 @@ async def end_guests(lab: VmLab) -> int:
 def remove_files(lab: VmLab) -> None:
     """Remove hosts, disks, settings, fleet and marker of a lab whose guests have ended; none need exist.
 
-    Copies of definitions go too. If the directory was empty before the lab was written, the service's keys and log go
-    too, and then the directory, unless something else is in it. Call it while you hold the lock of the data directory.
+    Call it while you hold the lock of the data directory.
     """
     is_new = lab.is_in_new_directory()
     for directory in ("hosts", "disks", "definitions"):

@@ -14,11 +14,7 @@ _TAP_MAC = "12:34:56:78:9a:bc"
 
 
 def create_network(lab: VmLab) -> None:
-    """Create a network namespace per host and, in each, a tap per VM and the metadata address.
-
-    Replaces those that an earlier lab left. Needs root. Raises Rejected if `ip` is missing or refuses; what was created
-    until then stays.
-    """
+    """Create a network namespace per host and, in each, a tap per VM and the metadata address."""
     remove_network(lab)
     for host in HOSTS:
         namespace = lab.namespace(host)
@@ -35,10 +31,7 @@ def create_network(lab: VmLab) -> None:
 
 
 def remove_network(lab: VmLab) -> None:
-    """Remove the network namespaces of both hosts with their taps; ignores all failures of `ip`.
-
-    Does nothing if there are none, or without `ip`.
-    """
+    """Remove the network namespaces of both hosts with their taps; ignores all failures of `ip`."""
     for host in HOSTS:
         with suppress(FileNotFoundError):
             subprocess.run(["ip", "netns", "delete", lab.namespace(host)], capture_output=True, check=False)
