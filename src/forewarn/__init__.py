@@ -5,10 +5,7 @@
 
 
 def __getattr__(name: str) -> str:
-    """Return `__version__`, the version of the installed package; raises AttributeError for other names.
-
-    It is looked up when first used, because the lookup takes longer than the import of the guest side.
-    """
+    """Return `__version__`, the version of the installed package; raises AttributeError for other names."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version

@@ -23,25 +23,18 @@ class Clock(Protocol):
     """
 
     def now(self) -> float:
-        """Return the current lab time in POSIX seconds.
-
-        `LabClock` and `FlooredClock` never go back; `SystemClock` does if the system's time is set back.
-        """
+        """Return the current lab time in POSIX seconds."""
 
     async def sleep_until(self, at: float | None) -> None:
-        """Return once `now()` has reached the lab time `at`, at once if it has passed.
+        """Return once `now()` has reached the lab time `at`, at once if it has passed; None: until cancelled.
 
-        With None, sleep until the task is cancelled. While a lab's clock is paused, the sleep goes on. If the system's
-        time is set meanwhile, `SystemClock` notices within 30 s, `LabClock` perhaps only at the end planned before.
+        While a lab's clock is paused, the sleep goes on.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSetting:
-    """A lab clock's setting: it showed `lab_at` at real time `real_at`, and has run at `speed` since then.
-
-    Immutable. `LabClock` makes new ones; its owner stores them.
-    """
+    """A lab clock's setting: it showed `lab_at` at real time `real_at`, and has run at `speed` since then."""
 
     lab_at: float  # POSIX seconds of lab time
     real_at: float  # POSIX seconds of the wall clock
@@ -53,20 +46,13 @@ _LONGEST_SLEEP_S = 30.0  # the wall clock may be set meanwhile
 
 
 class SystemClock:
-    """The system's clock: lab time is real time. For services that are not labs, and for host nodes.
-
-    The active control node of a cluster uses `FlooredClock` instead.
-    """
+    """The system's clock: lab time is real time. The active control node of a cluster uses `FlooredClock` instead."""
 
     def now(self) -> float:
         """Return the system's time in POSIX seconds."""
         return time.time()
 
     async def sleep_until(self, at: float | None) -> None:
-        """Return once the system's time has reached `at`, at once if it has passed.
-
-        With None, sleep until the task is cancelled. Notices within 30 s if the system's time is set.
-        """
         if at is None:
             await asyncio.Event().wait()
             return
@@ -79,8 +65,7 @@ class FlooredClock:
     """The system's clock, but never behind `floor`, and never moving back.
 
     It is for a control node that takes over, whose own clock may be behind that of the previous node, whose times are
-    in the record (the cluster's state in PostgreSQL). It stands still until the system's clock has caught up. `now` may
-    be called from any thread. `real` returns real time, `floor` is in POSIX seconds.
+    in the record. It stands still until the system's clock has caught up. `now` may be called from any thread.
     """
 
     def __init__(self, floor: float, *, real: Callable[[], float] = read_real_time) -> None:
@@ -95,10 +80,6 @@ class FlooredClock:
         return self._latest
 
     async def sleep_until(self, at: float | None) -> None:
-        """Return once `now()` has reached `at`, at once if it has passed.
-
-        With None, sleep until the task is cancelled. Notices within 30 s if the system's time is set.
-        """
         if at is None:
             await asyncio.Event().wait()
             return
@@ -122,10 +103,7 @@ class LabClock:
         self._subscribers: list[Callable[[ClockSetting], None]] = []
 
     def subscribe(self, listener: Callable[[ClockSetting], None]) -> None:
-        """Call the listener with the current setting now, and with the new one in every `apply_setting`.
-
-        There is no way to unsubscribe.
-        """
+        """Call the listener with the current setting now, and with the new one in every `apply_setting`."""
         self._subscribers.append(listener)
         listener(self._setting)
 
@@ -143,18 +121,11 @@ class LabClock:
         return self._latest
 
     def setting_after_jump(self, at: float) -> ClockSetting:
-        """Return the setting after a jump to the lab time `at`, or to now if `at` has passed. The speed stays.
-
-        Changes nothing: store the setting, then call `apply_setting`.
-        """
+        """Return the setting after a jump to `at`. Changes nothing: store it, then call `apply_setting`."""
         return ClockSetting(lab_at=max(at, self.now()), real_at=self._read_real_time(), speed=self._setting.speed)
 
     def setting_at_speed(self, speed: float) -> ClockSetting:
-        """Return the setting with the lab time of now and another speed from now on; 0 pauses.
-
-        `speed` is in seconds of lab time per second of real time. Raises Rejected unless it is 0 to 100,000. Changes
-        nothing: store the setting, then call `apply_setting`.
-        """
+        """Return the setting with another speed from now on; 0 pauses. Store it, then call `apply_setting`."""
         if not 0 <= speed <= 100_000:
             raise Rejected(f"speed {speed:g} is out of range: give a number from 0 (paused) to 100000")
         return ClockSetting(lab_at=self.now(), real_at=self._read_real_time(), speed=speed)
@@ -162,7 +133,7 @@ class LabClock:
     def apply_setting(self, setting: ClockSetting) -> None:
         """Use this setting from now on, wake sleepers to wait by it, and call the subscribers with it.
 
-        Stores nothing. A setting that lies before the time shown so far stops the clock until it has caught up.
+        A setting that lies before the time shown so far stops the clock until it has caught up.
         """
         self._setting = setting
         self._latest = max(self._latest, setting.lab_at)
@@ -172,11 +143,6 @@ class LabClock:
             listener(setting)
 
     async def sleep_until(self, at: float | None) -> None:
-        """Return once the lab time has reached `at`, at once if it has passed.
-
-        With None, sleep until the task is cancelled. Follows every new setting: a pause prolongs the sleep, a jump
-        beyond `at` ends it. A wall clock that is set meanwhile is noticed only at the end that was planned before.
-        """
         while at is None or self.now() < at:
             changed, speed = self._setting_changed, self._setting.speed
             timeout_s = None if at is None or speed == 0 else max(0.0, (at - self.now()) / speed)

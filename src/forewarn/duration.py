@@ -17,9 +17,7 @@ MAX_DURATION_S = 3_660 * 86_400  # about ten years
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as `15m`, `1h 30m`, `1.5d` or `90` (seconds).
 
-    The units are w, d, h, m and s or their words (`5 minutes`), in upper or lower case; blanks are ignored, and parts
-    are added up. 0 is valid, negative durations are not. Raises ValueError, whose message is a sentence for people, if
-    the text is not a duration, or is longer than MAX_DURATION_S.
+    The message of its ValueError is a sentence for people.
     """
     bare = text.strip().replace(" ", "")
     if bare.startswith("-"):
@@ -38,8 +36,8 @@ def parse_duration(text: str) -> float:
 def _round_to_units(seconds: float, units: int = 2) -> int:
     """Return a duration rounded to what `units` units can show; with two, to hours from a day on.
 
-    With two units it is rounded to minutes from an hour on, and below to seconds. So a duration that was 7 days a
-    moment ago still reads `7 d`, and none is overstated by more than half an hour, half a minute and half a second.
+    So a duration that was 7 days a moment ago still reads `7 d`, and none is overstated by more than half an hour, half
+    a minute and half a second.
     """
     whole = max(0, math.floor(seconds + 0.5))
     lengths = [_UNITS[unit] for unit in ("d", "h", "m", "s")]
@@ -49,11 +47,7 @@ def _round_to_units(seconds: float, units: int = 2) -> int:
 
 
 def format_duration(seconds: float, *, units: int = 2) -> str:
-    """Return a duration in seconds as its largest unit and the next one, if not zero: `6d 23h`, `2h`.
-
-    The units are d, h, m and s; `units` is how many are shown at most. Rounded to the last of them, half up: 6 d 23 h
-    40 min is `7d`. A duration that rounds to 0, or is negative, is `0s`.
-    """
+    """Return a duration in seconds as its largest unit and the next one, if not zero: `6d 23h`, `2h`."""
     left = _round_to_units(seconds, units)
     parts: list[tuple[int, str]] = []
     for unit in ("d", "h", "m", "s"):
@@ -64,11 +58,7 @@ def format_duration(seconds: float, *, units: int = 2) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return seconds in words: the largest unit and the next one, if not zero: `14 min 59 s`.
-
-    The units are d, h, min and s. Rounded to the second of the two units, half up: 6 d 23 h 40 min is `7 d`. One that
-    rounds to 0, or is negative, is `less than a second`.
-    """
+    """Return seconds in words: the largest unit and the next one, if not zero: `14 min 59 s`."""
     left = _round_to_units(seconds)
     if left == 0:
         return "less than a second"
@@ -81,10 +71,7 @@ def duration_text(seconds: float) -> str:
 
 
 def exact_duration_text(seconds: float) -> str:
-    """Return seconds in words, `2 min`; as a number, such as `3661 s`, if words would round them.
-
-    Less than a second is a number too, such as `0.5 s`. Rounded to milliseconds.
-    """
+    """Return seconds in words, `2 min`; as a number, such as `3661 s`, if words would round them."""
     seconds = round(seconds, 3)
     step = 3600 if seconds >= 86400 else 60 if seconds >= 3600 else 1  # words leave out what is smaller
     is_exact = seconds >= 1 and seconds % step == 0

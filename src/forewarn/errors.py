@@ -22,9 +22,7 @@ from enum import StrEnum
 class Remedy(StrEnum):
     """What the user can do instead of a failed request. `forewarn.web.remedies` words it for each surface.
 
-    A `LIST_…` code says where to look up names that exist; others say what to do, such as REPAIR_HOST or
-    GIVE_MORE_NOTICE. The fields in the comments are the keyword arguments that a ForewarnError with this remedy must be
-    given, because the words contain them, such as `host` for REPAIR_HOST.
+    The fields in the comments are the keyword arguments that a ForewarnError with this remedy must be given.
     """
 
     LIST_VMS = "list-vms"
@@ -150,10 +148,7 @@ _PLAIN_REMEDIES: dict[Remedy, str] = {
 
 
 def full_message(error: ForewarnError) -> str:
-    """Return the error's message followed by what to do instead, in words that name no command or page.
-
-    Returns the message alone if the error has no remedy. Raises KeyError if it lacks a field of its remedy.
-    """
+    """Return the error's message followed by what to do instead, in words that name no command or page."""
     if error.remedy_code is None:
         return str(error)
     return join_remedy(str(error), _PLAIN_REMEDIES[error.remedy_code].format(**error.remedy_fields))

@@ -33,22 +33,14 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # host name and port â
 
 
 class LocalTargets(StrEnum):
-    """The local addresses that the service's HTTP client may call: loopback and link-local ones.
-
-    NONE: no local address. LOOPBACK: the loopback addresses of this machine. LINK_LOCAL: loopback and link-local
-    addresses, such as the metadata service of a cloud. All other addresses are always allowed, even those of private
-    networks.
-    """
+    """The local addresses that the service's HTTP client may call: loopback and link-local ones."""
 
     NONE = "none"  # no local address
     LOOPBACK = "loopback"  # the loopback addresses of this machine
     LINK_LOCAL = "link-local"  # loopback and link-local addresses, such as the metadata service of a cloud
 
     def allows(self, address: IpAddress) -> bool:
-        """Return whether the client may connect to this address; always True for one that is not local.
-
-        The unspecified address counts as loopback, and an IPv6 address that maps an IPv4 address counts as the latter.
-        """
+        """Return whether the client may connect to this address; always True for one that is not local."""
         address = _unmapped(address)
         if address.is_loopback or address.is_unspecified:
             return self is not LocalTargets.NONE
@@ -79,10 +71,7 @@ class HttpLimits:
 
 
 async def _resolve_name(host: str, port: int) -> list[str]:
-    """Return the addresses of a host name, as text, in the system's order, each once.
-
-    Raises OSError if there are none, UnicodeError if the name is not valid.
-    """
+    """Return the addresses of a host name, as text, in the system's order, each once."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
@@ -91,8 +80,7 @@ async def _resolve_name(host: str, port: int) -> list[str]:
 class HttpClient:
     """Sends single requests over HTTP or HTTPS to addresses that `local_targets` allows.
 
-    Trusts the system's certificates, or those of SSL_CERT_FILE. It keeps no connection open, so it need not be
-    closed, and may be used from any event loop.
+    It keeps no connection open, so it need not be closed, and may be used from any event loop.
     """
 
     local_targets: LocalTargets = LocalTargets.NONE  # local addresses it may call; default: none
@@ -101,8 +89,7 @@ class HttpClient:
     def require_allowed(self, url: str) -> None:
         """Raise Rejected if the URL's host is an address, or `localhost`, that this client may not call.
 
-        Also if it cannot be parsed as a URL; a text without a host, such as "", passes. Resolves nothing: other names
-        pass here, and `send` checks their addresses.
+        Resolves nothing: other names pass here, and `send` checks their addresses.
         """
         try:
             host = httpx2.URL(url).host
@@ -126,12 +113,8 @@ class HttpClient:
     ) -> ClientResponse:
         """Send one request and return the response, of any status; redirects are not followed.
 
-        Tries the allowed addresses of the host in turn until one accepts the connection and its TLS handshake succeeds,
-        eight at most; the request is sent once. `limits` bound the time and the body; `method` is that of HTTP.
-        `headers` come on top of Host, which they may replace, and `Connection: close`. Raises HttpRequestFailed if no
-        response begins within the timeout, the connection fails or is not trusted, no address is allowed, or `url` is
-        not an http or https URL. A body that is too long, late or broken off is no error: see
-        `ClientResponse.is_complete`.
+        Tries the allowed addresses of the host in turn, eight at most; the request is sent once. A body that is too
+        long, late or broken off is no error: see `ClientResponse.is_complete`.
         """
         try:
             async with asyncio.timeout(limits.timeout_s) as deadline:

@@ -12,11 +12,7 @@ _NETLINK_READ_BYTES = 65536
 
 
 class LinkMonitor:
-    """Waits for changes of devices and addresses in the network namespace of this process, by netlink.
-
-    Where netlink does not exist or is forbidden it notices nothing. Create it inside a running event loop, and close
-    it.
-    """
+    """Waits for changes of devices and addresses in this network namespace, by netlink, where that is allowed."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -26,10 +22,7 @@ class LinkMonitor:
             self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Return at the next change, at once if one came since the last call, or after `timeout_s` seconds.
-
-        Does not say which of them it was.
-        """
+        """Return at the next change, at once if one came since the last call, or after `timeout_s` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()

@@ -30,11 +30,8 @@ class _CallSite:
 class LogRateLimit(logging.Filter):
     """A log filter that passes each message once in 60 s, and 20 different ones of one place in the code.
 
-    The 60 s of real time are counted for each place, a line of code that logs: they begin with its first record, and
-    again with the first one after their end. If the same message passes in the next such interval, its text says how
-    many were left out before: its repetitions, and those beyond the 20. Two records are the same message if their
-    place, their text and their exception are equal. Add it to handlers: a filter of a logger does not see the records
-    of the loggers below it. It may be called from any thread. `monotonic` returns the time in seconds.
+    A message that passes later says how many were left out before. Add it to handlers: a filter of a logger does not
+    see the records of the loggers below it.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -44,12 +41,7 @@ class LogRateLimit(logging.Filter):
         self._sites: dict[tuple[str, int], _CallSite] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the record is to be logged, and count it.
-
-        In 60 s of real time, each place in the code may log each message once, and at most 20 different ones. If some
-        were left out before a record that passes, their number is added to its text (`msg`). Raises TypeError, to the
-        caller of the log, if the arguments of the record do not fit its text.
-        """
+        """Return True if the record is to be logged, and count it."""
         message = record.getMessage()
         error = record.exc_info[1] if record.exc_info else None
         key = (message, type(error) if error else None, str(error) if error else "")
@@ -83,9 +75,6 @@ class LogRateLimit(logging.Filter):
 
 
 def limit_repeated_messages() -> None:
-    """Add a `LogRateLimit` of its own to every handler of the root logger; later handlers get none.
-
-    Call it once per process, after the log was configured.
-    """
+    """Add a `LogRateLimit` of its own to every handler of the root logger; later handlers get none."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit())

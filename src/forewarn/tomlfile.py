@@ -32,20 +32,13 @@ _SIMPLE_LINE = re.compile(
 
 
 class TomlLineIndex:
-    """The line numbers, from 1, of the tables, keys and array elements of one TOML text, by path.
-
-    Made by `index_lines`. A path such as `("vms", 3, "name")` has keys of tables and indexes of arrays, from 0. `found`
-    has the line of each path.
-    """
+    """The line numbers, from 1, of the tables, keys and array elements of one TOML text, by path."""
 
     def __init__(self, found: dict[TomlPath, int]) -> None:
         self._found = found
 
     def line_of(self, path: TomlPath) -> int:
-        """Return the line, from 1, of the table, key or element at `path`.
-
-        If the text does not have it, the line of the nearest one that contains it, else 1.
-        """
+        """Return the line, from 1, of the table, key or element at `path`."""
         while path and path not in self._found:
             path = path[:-1]
         return self._found.get(path, 1)
@@ -56,22 +49,14 @@ class TomlLineIndex:
 
 
 def index_lines(text: str) -> TomlLineIndex:
-    """Return an index of the line on which each table, key and array element of a TOML text begins.
-
-    `tomllib` or `tomli` must have accepted the text; for other text the lines may be wrong, or ValueError may be
-    raised.
-    """
+    """Return an index of the line on which each table, key and array element of a TOML text begins."""
     scanner = _Scanner(text.replace("\r\n", "\n"))
     scanner.scan()
     return TomlLineIndex(scanner.found)
 
 
 def error_line(message: str, text: str) -> int:
-    """Return the line, from 1, of a syntax error of `tomllib` or `tomli` in `text`.
-
-    That is the line that the error's `message` (`… at line 3, column 1`) names, else (an error at the end) the last
-    line of the text, without empty lines after it.
-    """
+    """Return the line, from 1, of a syntax error of `tomllib` or `tomli` in `text`."""
     match = re.search(r"at line (\d+)", message)
     return int(match.group(1)) if match else text.rstrip("\n").count("\n") + 1
 

@@ -35,10 +35,7 @@ class PeerCredentials:
 
 
 def peer_refusal(peer: PeerCredentials, owner_uid: int) -> str:
-    """Return a clause for the log: why this peer may not use a socket of the user with id `owner_uid`.
-
-    Returns "" if it may: it runs as that user, or as root.
-    """
+    """Return a clause for the log: why this peer may not use a socket of the user with id `owner_uid`."""
     if peer.uid in (owner_uid, _ROOT_UID):
         return ""
     return f"process {peer.pid} runs as user {peer.uid}, and only user {owner_uid} and root may connect"
@@ -47,9 +44,7 @@ def peer_refusal(peer: PeerCredentials, owner_uid: int) -> str:
 def bind_unix_socket(path: Path) -> socket.socket:
     """Return a stream socket bound to this path with mode 0600, not listening yet. The caller closes it.
 
-    Removes a socket file that refuses connections, because no process listens on it. Changes the umask of the process
-    while it binds. Raises Rejected if the path is too long or cannot be bound, and Refused if it is a file of another
-    kind, or a process listens on it or may do so.
+    Removes a socket file that no process listens on. Changes the umask of the process while it binds.
     """
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
         raise Rejected(

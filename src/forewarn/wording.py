@@ -11,20 +11,13 @@ _MAX_NAME_LENGTH = 200
 
 
 def first_names(names: Sequence[str], most: int = 3, *, total: int = 0) -> str:
-    """Return names as `a, b, c and 4 more`; "" for none.
-
-    Shows the first `most` names and counts the others; a single other one is shown too, if `names` has it. `total` is
-    how many there are altogether if `names` are only the first of them; 0 means `names` are all.
-    """
+    """Return names as `a, b, c and 4 more`; "" for none."""
     shown, others = _shown_and_others(names, most, total)
     return ", ".join(shown) + (f" and {others} more" if others else "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `: did you mean 'host-1'?` with the known name most like `name`; "" if none is similar.
-
-    Letter case is ignored. Also "" for more than 5,000 known names, or for a `name` of more than 200 characters.
-    """
+    """Return `: did you mean 'host-1'?` with the known name most like `name`; "" if none is similar."""
     names = list(islice(known, _MAX_NAMES_TO_COMPARE + 1))
     if len(names) > _MAX_NAMES_TO_COMPARE or len(name) > _MAX_NAME_LENGTH:
         return ""

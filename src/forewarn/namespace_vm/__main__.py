@@ -13,13 +13,7 @@ from forewarn.namespace_vm.run import VmRunOptions, run_vm
 
 
 def main(data: str, vm: str, *program: str) -> int:
-    """Run a VM in the foreground without a terminal, and return the exit code for this process.
-
-    `data` is the service's data directory, `vm` the VM's name or key, ignoring letter case, `program` its command line.
-    Blocks until the VM ends. The exit code is that of `run_vm`, 3 if it raises Unavailable, 2 for other errors, which
-    are printed to stderr. The output of the program goes to `output.log` in the directory that the service names for
-    the VM.
-    """
+    """Run a VM in the foreground without a terminal, and return the exit code for this process."""
     try:
         return run_vm(VmRunOptions(vm=vm, program=program, data=Path(data), is_detached=True), _print_error)
     except ForewarnError as error:

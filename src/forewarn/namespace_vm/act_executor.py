@@ -29,10 +29,7 @@ def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
     """Record every act that a killed supervisor left unfinished as over, so that none stays unfinished.
 
     The VM died with that supervisor and is about to start again. So most acts count as successes and are not repeated,
-    but the outcome of a shutdown (evict, delete, power-off, deallocate) is forgotten: if the service repeats the order,
-    the VM is shut down. If the verb of an act is one that empties the ephemeral disk (WIPING_VERBS: redeploy, reimage,
-    evict, delete, deallocate), empties the VM's ephemeral directory first. Raises OSError if the journal or the disk
-    cannot be written.
+    but the outcome of a shutdown is forgotten: if the service repeats the order, the VM is shut down.
     """
     for act, verb in journal.unfinished.items():
         if verb in WIPING_VERBS:
@@ -45,11 +42,9 @@ def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
 class VmActExecutor:
     """Executes the service's orders on one VM, one at a time in their order, and sends the outcomes.
 
-    `machine` is the VM; `journal` remembers its acts durably; `send` sends a message to the service, or drops it if no
-    service is connected: the next hello has the outcomes. `default_duration_s` is how long an act other than freeze and
-    migrate is announced to take, in seconds of real time. Acts wait until the supervisor sets `vm_started`. After the
-    outcome of a successful eviction or deletion has been sent, the executor sets `removal_reason` ("evicted" or
-    "deleted") and the event `vm_removed`. It belongs to the event loop that runs `execute`.
+    `send` drops a message if no service is connected: the next hello has the outcomes. Acts wait until the supervisor
+    sets `vm_started`. After the outcome of an eviction or deletion has been sent, it sets `removal_reason` and
+    `vm_removed`.
     """
 
     def __init__(
@@ -83,12 +78,9 @@ class VmActExecutor:
     async def execute(self, order: VmActOrder) -> None:
         """Start an act in a task and send its progress; the outcome is sent when the act is over.
 
-        Returns before the act is over. An act of a known id is not started again: if it is over, its recorded outcome
-        is sent, otherwise the time it still needs. An act waits for the acts ordered before it; one that does not
-        freeze (all verbs but freeze and migrate) ends all freezes at once. Its beginning is in the journal before it
-        takes effect. It fails if the journal cannot be written, the verb is unknown or the system refuses; the failure
-        is sent as its outcome. A freeze of a VM that is down, and a start of one that runs, succeed with a note. An
-        outcome that cannot be journalled is sent all the same; a later supervisor does not know it.
+        An act of a known id is not started again: if it is over, its recorded outcome is sent. An act that does not
+        freeze ends all freezes at once. Its beginning is in the journal before it takes effect. An outcome that cannot
+        be journalled is sent all the same.
         """
         if await self._answer_if_known(order.act):
             return
@@ -104,11 +96,7 @@ class VmActExecutor:
         task.add_done_callback(self._tasks.discard)
 
     async def thaw(self, act: str) -> None:
-        """End the freeze of the act with this id now, or as soon as it begins; its outcome is sent then.
-
-        For an act that is over, sends its outcome again; for an act in progress that is not a freeze, its progress; for
-        an unknown act, a failure.
-        """
+        """End the freeze of the act with this id now, or as soon as it begins; its outcome is sent then."""
         if act in self._freeze_ends:
             self._freeze_ends[act].set()
         elif not await self._answer_if_known(act):

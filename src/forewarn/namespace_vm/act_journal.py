@@ -29,10 +29,8 @@ class VmActOutcome:
 class VmActJournal:
     """The journal of the acts on one VM: which began, and how they ended; durable in the file `path`.
 
-    The constructor reads the file, or creates it and its directory, and rewrites it with all unfinished acts and the
-    latest 256 outcomes; lines that are incomplete or not entries are dropped. The outcomes of shutdowns
-    (SHUTDOWN_VERBS) by an earlier process are dropped too, because the VM starts again. Raises OSError if the file
-    cannot be read or written. Only one process may have it open; `close` it at the end.
+    Opening it rewrites the file with all unfinished acts and the latest 256 outcomes, without the outcomes of shutdowns
+    by an earlier process, because the VM starts again. Only one process may have it open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,44 +45,28 @@ class VmActJournal:
 
     @property
     def outcomes(self) -> dict[str, VmActOutcome]:
-        """The outcomes of finished acts by act id, oldest first; a copy.
-
-        The journal forgets all but the latest 256 when it is opened, and none while it is open.
-        """
+        """The outcomes of finished acts by act id, oldest first; a copy."""
         return dict(self._outcomes)
 
     @property
     def unfinished(self) -> dict[str, str]:
-        """The verbs, by act id, of acts that began and have no outcome; a copy.
-
-        It includes acts that began in an earlier process.
-        """
+        """The verbs, by act id, of acts that began and have no outcome; a copy."""
         return dict(self._begun)
 
     def begin(self, act: str, verb: str) -> None:
-        """Record durably that the act with this id begins. OSError if that fails: then it must not begin.
-
-        `verb` says what the act does, such as `reboot`. Until `finish`, the act is `unfinished`.
-        """
+        """Record durably that the act with this id begins. OSError if that fails: then it must not begin."""
         entry = {"act": act, "verb": verb}
         self._write(entry)
         self._apply_entry(entry)
 
     def finish(self, act: str, outcome: VmActOutcome) -> None:
-        """Record the outcome of the act with this id, durably; the act is no longer `unfinished`.
-
-        Raises OSError if the file cannot be written: then this object knows the outcome, and a later process does not.
-        """
+        """Record the outcome of the act with this id, durably; the act is no longer `unfinished`."""
         entry = {"act": act, **asdict(outcome)}
         self._apply_entry(entry)
         self._write(entry)
 
     def forget_outcome(self, act: str) -> None:
-        """Forget how the act with this id ended, so that it is executed if it is ordered again.
-
-        Does nothing if it has no outcome. The file keeps the outcome, but the next process drops the outcome of a
-        shutdown.
-        """
+        """Forget how the act with this id ended, so that it is executed if it is ordered again."""
         self._outcomes.pop(act, None)
 
     def close(self) -> None:
@@ -141,11 +123,6 @@ def _is_entry(entry: dict[str, Any]) -> bool:
 
 
 def _rewrite_file(path: Path, entries: list[dict[str, Any]]) -> int:
-    """Replace the file atomically and durably with these entries, and return it open for appending.
-
-    Raises OSError if they cannot all be written, and then the file stays as it was; or if the directory cannot be
-    synced.
-    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new_file = path.with_suffix(".new")
     file = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)

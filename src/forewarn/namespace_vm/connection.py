@@ -17,8 +17,7 @@ _READ_BYTES = 65536
 class ServiceConnection:
     """A supervisor's open connection to the service, over the unix socket in the data directory.
 
-    Make it with `open`. It is bound to no event loop, so it can be used after a fork: the async methods use the loop
-    that runs them. `sock` is connected and non-blocking, and `close` closes it.
+    It is bound to no event loop, so it can be used after a fork.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -28,11 +27,7 @@ class ServiceConnection:
 
     @classmethod
     def open(cls, data: Path) -> ServiceConnection:
-        """Connect to the service of this data directory.
-
-        Blocks until it is connected. Raises Unavailable if no service runs there or it belongs to another user,
-        Rejected if the path is too long for a socket.
-        """
+        """Connect to the service of this data directory."""
         path = data / SERVICE_SOCKET
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -44,10 +39,7 @@ class ServiceConnection:
         return cls(sock)
 
     async def send(self, message: JsonMessage, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message, with copies of these open file descriptors. Raises OSError if the service is gone.
-
-        Waits while the service does not read, and while another call sends. The descriptors stay open in this process.
-        """
+        """Send a message, with copies of these open file descriptors. Raises OSError if the service is gone."""
         data = encode_message(message)
         async with self._send_lock:
             if descriptors:
@@ -71,11 +63,7 @@ class ServiceConnection:
             loop.remove_writer(self._sock)
 
     async def receive(self) -> JsonMessage | None:
-        """Wait for the service's next message and return it, decoded; None when the service is gone.
-
-        The message has one of the keys welcome, refused, listening, order and thaw, which names its kind. Make one call
-        at a time.
-        """
+        """Wait for the service's next message and return it, decoded; None when the service is gone."""
         while b"\n" not in self._buffer:
             try:
                 received = await asyncio.get_running_loop().sock_recv(self._sock, _READ_BYTES)
@@ -89,11 +77,7 @@ class ServiceConnection:
         return message
 
     async def send_hello(self, hello: JsonMessage) -> VmDescription:
-        """Send the hello (see `messages.hello_message`), and return the service's description of the VM.
-
-        Raises Refused with the service's message if it refuses the VM, Unavailable if no reply comes within 60 s or the
-        service closes the connection, OSError if the hello cannot be sent.
-        """
+        """Send the hello (see `messages.hello_message`), and return the service's description of the VM."""
         await self.send(hello)
         try:
             reply = await asyncio.wait_for(self.receive(), _HELLO_TIMEOUT_S)

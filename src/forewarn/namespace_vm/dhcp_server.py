@@ -41,11 +41,7 @@ class DhcpLease:
 
 
 def dhcp_reply(packet: bytes, lease: DhcpLease) -> bytes | None:
-    """Return the reply to a DHCP client's packet; None if the packet is malformed or gets no reply.
-
-    DISCOVER gets an offer, REQUEST and INFORM an acknowledgement, other messages nothing. The reply has the lease,
-    regardless of the address that the client asked for, and names the metadata endpoint in option 245. Sends nothing.
-    """
+    """Return the reply to a DHCP client's packet; None if the packet is malformed or gets no reply."""
     if len(packet) <= _OPTIONS_AT or packet[0] != 1 or packet[_COOKIE_AT:_OPTIONS_AT] != _MAGIC_COOKIE:
         return None
     message_type = dict(parse_options(packet)).get(_OPTION_MESSAGE_TYPE, b"")
@@ -57,10 +53,7 @@ def dhcp_reply(packet: bytes, lease: DhcpLease) -> bytes | None:
 
 
 def parse_options(packet: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (code, data) of each option of a whole DHCP packet, in its order, without padding.
-
-    Stops at the end option, or where the packet is truncated; never raises.
-    """
+    """Yield (code, data) of each option of a whole DHCP packet, in its order, without padding."""
     position = _OPTIONS_AT
     while position + 1 < len(packet) and packet[position] != _OPTION_END:
         if packet[position] == _OPTION_PAD:

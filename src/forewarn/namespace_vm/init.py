@@ -43,9 +43,8 @@ _NOT_RUNNING_STATES = frozenset("TtZX")  # stopped, traced, zombie, dead; see pr
 def run_init(control: socket.socket, spec: VmSpec) -> NoReturn:
     """Set up the VM and run as its first process until the supervisor closes `control`; never returns.
 
-    Call it in the new namespaces, as pid 1. It first sends `{"ready": ADDRESS, "notes": MISSING_FEATURES}`; if the
-    system refuses something, it sends `{"error": [ERRNO, MESSAGE]}` and exits. Restores a joined network before it
-    exits.
+    Call it in the new namespaces, as pid 1. It first sends `{"ready": ADDRESS, "notes": MISSING_FEATURES}`, or
+    `{"error": [ERRNO, MESSAGE]}`, and exits.
     """
     vm_init = None
     try:
@@ -67,11 +66,9 @@ def run_init(control: socket.socket, spec: VmSpec) -> NoReturn:
 class VmInit:
     """The init process of a VM: executes the supervisor's commands, and reports exits and stops.
 
-    `run_init` creates it in the VM's first process. `run` then works until the supervisor closes `control`, the socket
-    between them, with one JSON message per packet. `net` is set up already, and the caller restores it. Commands are
-    start, freeze, thaw, signal, continue, listen, run and kill. Events are `exited` (the program, with code or signal),
-    `stopped` (the program, not by a freeze), `finished` (a command of run, with pid, code and signal) and `empty` (no
-    process is left). `spec` describes the VM; `network` is `net`.
+    Commands are start, freeze, thaw, signal, continue, listen, run and kill. Events are `exited` (the program, with
+    code or signal), `stopped` (the program, not by a freeze), `finished` (a command of run) and `empty` (no process is
+    left).
     """
 
     def __init__(self, control: socket.socket, spec: VmSpec, net: network.VmNetwork) -> None:
@@ -93,10 +90,7 @@ class VmInit:
         }
 
     def run(self, wakeup: socket.socket) -> None:
-        """Handle commands, child exits and DHCP requests until the supervisor closes the control socket.
-
-        `wakeup` becomes readable with each SIGCHLD. Raises OSError if the supervisor is gone.
-        """
+        """Handle commands, child exits and DHCP requests until the supervisor closes the control socket."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ, self._handle_command)
             selector.register(wakeup, selectors.EVENT_READ, lambda: self._on_child_signal(wakeup))
@@ -107,10 +101,7 @@ class VmInit:
                     key.data()
 
     def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message to the supervisor, with copies of these file descriptors. OSError if it is gone.
-
-        `message` is sent as JSON in one packet. The descriptors stay open here.
-        """
+        """Send a message to the supervisor, with copies of these file descriptors. OSError if it is gone."""
         socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
 
     def _handle_command(self) -> None:
@@ -268,13 +259,7 @@ def _encode_error(error: OSError) -> bytes:
 
 
 def start_program(spec: VmSpec, changes: Mapping[str, str]) -> int:
-    """Fork, execute the program in a process group of its own, and return its pid.
-
-    `spec` has the command line, the environment, the output and whether the program gets the terminal; a program whose
-    output is redirected has an empty stdin. `changes` are added to the environment of the spec, and override it; the
-    program is searched in its PATH. The working directory is that of this process. Returns once the program is
-    executed, not when it ends; OSError if it cannot be executed.
-    """
+    """Fork, execute the program in a process group of its own, and return its pid."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -327,10 +312,7 @@ def _signal_all(number: int) -> None:
 
 
 def _stop_all() -> frozenset[int]:
-    """Stop every process of the VM except init with SIGSTOP; returns the pids that were stopped before.
-
-    Waits until they have stopped, for about 0.2 s at most. The result is for `_continue_all`.
-    """
+    """Stop every process of the VM except init with SIGSTOP; returns the pids that were stopped before."""
     before = frozenset(pid for pid in _list_pids() if _thread_states(pid) == {"T"})
     _signal_all(signal.SIGSTOP)
     _wait_until_stopped()

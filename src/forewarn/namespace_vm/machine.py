@@ -17,22 +17,15 @@ _INIT_KILLED = VmProgramExit(signal=signal.SIGKILL)
 
 
 def boot_id_file(vm: VmDescription) -> Path:
-    """Return the path of the file that the VM's program reads as /proc/sys/kernel/random/boot_id.
-
-    Does not create it.
-    """
+    """Return the path of the file that the VM's program reads as /proc/sys/kernel/random/boot_id."""
     return vm.directory / "boot_id"
 
 
 class Machine:
     """One VM of the supervisor: its state, and the operations on it. `state` is RUNNING, FROZEN or DOWN.
 
-    `state` is RUNNING from the beginning, but nothing runs before the first `start`. The owner passes each event that
-    `VmNamespaces.watch_events` reports of init, the VM's first process, to `handle_init_event`. Async methods raise
-    OSError if init is gone. Call one operation at a time, except for `kill`. `grace_s` is how long `stop` waits before
-    SIGKILL, in seconds of real time; `boot_id` is that of the first boot, and each later boot gets a new one.
-    `last_exit` says how the program's latest run ended; `exited_by_itself` is set once it ends without `stop`. The
-    program sees `host` as FOREWARN_HOST from the next boot on.
+    The owner passes each event that `VmNamespaces.watch_events` reports of init to `handle_init_event`. Call one
+    operation at a time, except for `kill`. Async methods raise OSError if init is gone.
     """
 
     def __init__(self, namespaces: VmNamespaces, vm: VmDescription, *, grace_s: float, boot_id: str) -> None:
@@ -51,9 +44,7 @@ class Machine:
     async def start(self, *, is_boot: bool = True) -> None:
         """Boot: start the program, with a new boot id except the first time; then the VM is running.
 
-        Without `is_boot` the boot id stays: the program starts again in a VM that is up. Returns once the program is
-        executed. Writes the boot id to its file first. Raises OSError if that fails or the program cannot be executed;
-        in the latter case the VM is down.
+        Without `is_boot` the boot id stays: the program starts again in a VM that is up.
         """
         if self._has_booted and is_boot:
             self.boot_id = str(uuid4())
@@ -65,12 +56,7 @@ class Machine:
         self.state = RUNNING
 
     async def stop(self, number: int = signal.SIGTERM) -> None:
-        """Send the signal `number` to all processes of the VM, even frozen ones, and wait for their end.
-
-        After the grace period (`grace_s` of the constructor), kills those that are left. Returns when none is left, at
-        once if there was none. The VM is down then; `exited_by_itself` is not set. Raises OSError if init, the VM's
-        first process, is gone.
-        """
+        """Send the signal to all processes of the VM, even frozen ones; after `grace_s`, kill those that are left."""
         self._is_stopping = True
         self._no_processes_left.clear()
         await self._namespaces.call("signal", number)
@@ -81,54 +67,32 @@ class Machine:
         self.state = DOWN
 
     async def kill(self) -> None:
-        """Kill all processes of the VM and wait until none is left; for use while `stop` waits.
-
-        Leaves `state` as it is. Raises OSError if init, the VM's first process, is gone.
-        """
+        """Kill all processes of the VM and wait until none is left; for use while `stop` waits."""
         await self._namespaces.call("signal", signal.SIGKILL)
         await self._no_processes_left.wait()
 
     async def freeze(self) -> None:
-        """Pause all processes of the VM with SIGSTOP; does nothing unless the VM is running.
-
-        `state` is FROZEN then. Returns when they have stopped, or after about 0.2 s. Raises OSError if init, the VM's
-        first process, is gone.
-        """
+        """Pause all processes of the VM with SIGSTOP; does nothing unless the VM is running."""
         if self.state == RUNNING:
             self.state = FROZEN  # set first: after a partial freeze, `thaw` must continue everything
             await self._namespaces.call("freeze")
 
     async def thaw(self) -> None:
-        """Continue the processes that `freeze` stopped; does nothing unless the VM is frozen.
-
-        Processes that were stopped before the freeze stay stopped. `state` is RUNNING then. Raises OSError if init, the
-        VM's first process, is gone.
-        """
+        """Continue the processes that `freeze` stopped; those that were stopped before the freeze stay stopped."""
         if self.state == FROZEN:
             await self._namespaces.call("thaw")
             self.state = RUNNING
 
     async def resume(self) -> None:
-        """Send SIGCONT to the program's process group, after the user suspended it from the terminal.
-
-        Does nothing while the VM is frozen or no program runs. Leaves `state` as it is. Raises OSError if init, the
-        VM's first process, is gone.
-        """
+        """Send SIGCONT to the program's process group, after the user suspended it from the terminal."""
         await self._namespaces.call("continue")
 
     async def has_background_processes(self) -> bool:
-        """Whether the program exited with code 0 and left other processes behind, as a daemon does.
-
-        Call it after the program ended. If it exited with code 0, sends SIGCONT to all processes that are left: stopped
-        ones continue. Raises OSError if init, the VM's first process, is gone.
-        """
+        """Whether the program exited with code 0 and left other processes behind, as a daemon does."""
         return self.last_exit.code == 0 and bool((await self._namespaces.call("signal", signal.SIGCONT)).value)
 
     def wipe_ephemeral_disk(self) -> None:
-        """Remove everything in the VM's ephemeral directory, which is created if it is missing.
-
-        Raises OSError if something cannot be removed.
-        """
+        """Remove everything in the VM's ephemeral directory, which is created if it is missing."""
         empty_directory(self._vm.ephemeral)
 
     def _boot_environment(self) -> dict[str, str]:
@@ -140,12 +104,7 @@ class Machine:
         }
 
     def handle_init_event(self, event: InitEvent) -> None:
-        """Update the state from an event of the init process; ignores `stopped` and `finished`.
-
-        `empty` (no process is left) lets `stop` and `kill` return; `exited` sets `last_exit`. If the program exited
-        without `stop`, or init is gone (`gone`, which counts as killed by SIGKILL), the VM is down and
-        `exited_by_itself` is set.
-        """
+        """Update the state from an event of the init process; ignores `stopped` and `finished`."""
         match event["event"]:
             case "empty":
                 self._no_processes_left.set()
@@ -164,11 +123,7 @@ class Machine:
 
 
 def empty_directory(directory: Path) -> None:
-    """Remove everything in a directory, and create the directory first if it is missing.
-
-    Symbolic links are removed without their targets; read-only subdirectories are removed too. Raises OSError if
-    something cannot be removed.
-    """
+    """Remove everything in a directory, and create the directory first if it is missing."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     for entry in directory.iterdir():
         if entry.is_dir() and not entry.is_symlink():

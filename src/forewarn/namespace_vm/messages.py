@@ -26,10 +26,7 @@ class VmDescription:
 
     @classmethod
     def from_welcome(cls, message: JsonMessage) -> VmDescription:
-        """Return the description in the value of the service's `welcome` message, an object with the key `vm`.
-
-        Raises KeyError if a part other than the host is missing.
-        """
+        """Return the description in the value of the service's `welcome` message, an object with the key `vm`."""
         vm = message["vm"]
         return cls(
             name=vm["name"],
@@ -52,10 +49,7 @@ class VmActOrder:
 
     @classmethod
     def from_message(cls, message: JsonMessage) -> VmActOrder:
-        """Return the order in the value of the service's `order` message; KeyError without act or verb.
-
-        Other parts that are missing get the defaults of the fields.
-        """
+        """Return the order in the value of the service's `order` message; KeyError without act or verb."""
         return cls(
             act=message["act"],
             verb=message["verb"],
@@ -88,49 +82,28 @@ def hello_message(
     state: str,
     known: Mapping[str, VmActOutcome],
 ) -> JsonMessage:
-    """Make the supervisor's first message: the VM, the supervisor's process, and the outcomes it knows.
-
-    `vm` is the VM's name, `group/name` or key, ignoring letter case; `pid` is the supervisor's process and `started`
-    its start time in clock ticks since the machine booted, as text; `boot_id` is the VM's current one; `program` is the
-    command line of the VM, or None; `state` is running, frozen or down; `known` has the outcomes of acts by act id. The
-    result has the one key `hello`. Sends nothing.
-    """
+    """Make the supervisor's first message: the VM, the supervisor's process, and the outcomes it knows."""
     fields = {"vm": vm, "pid": pid, "started": started, "boot_id": boot_id, "program": program, "state": state}
     return {"hello": {**fields, "known": {act: asdict(outcome) for act, outcome in known.items()}}}
 
 
 def listener_message(address: str, port: int) -> JsonMessage:
-    """Make the message that offers the service a listening socket of the VM.
-
-    `address` and `port` are those that the socket listens on inside the VM. The message has the keys `listener` (an
-    object with `address` and `port`) and `fds`, the number of file descriptors, which is 1. Send the socket's
-    descriptor along.
-    """
+    """Make the message that offers the service a listening socket of the VM."""
     return {"listener": {"address": address, "port": port}, "fds": 1}
 
 
 def progress_message(act: str, until_s: float) -> JsonMessage:
-    """Make the message that the act with this id is under way for about `until_s` more seconds.
-
-    Its keys are `act`, the id, and `until`, the seconds of real time, to milliseconds; 0 if `until_s` is negative.
-    """
+    """Make the message that the act with this id is under way for about `until_s` more seconds."""
     return {"act": act, "until": round(max(0.0, until_s), 3)}
 
 
 def outcome_message(act: str, outcome: VmActOutcome, *, boot_id: str, state: str) -> JsonMessage:
-    """Make the message that the act with this id is over, with the VM's boot id and state after it.
-
-    Its keys are `act`, `ok`, `note`, `boot_id` and `state`, which is running, frozen or down.
-    """
+    """Make the message that the act with this id is over, with the VM's boot id and state after it."""
     return {"act": act, **asdict(outcome), "boot_id": boot_id, "state": state}
 
 
 def exit_message(program_exit: VmProgramExit, output: str) -> JsonMessage:
-    """Make the message that the VM's program ended by itself, with the end of its output.
-
-    `output` is "" if the output was not recorded. The message's one key is `exited`: an object with `code`, `signal`
-    and `output`.
-    """
+    """Make the message that the VM's program ended by itself, with the end of its output."""
     return {"exited": {**asdict(program_exit), "output": output}}
 
 

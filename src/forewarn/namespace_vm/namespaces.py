@@ -29,11 +29,7 @@ _PRIVATE_NAMESPACES = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CL
 
 @dataclass(frozen=True, slots=True)
 class InitReply:
-    """The reply of init to a command, with file descriptors that the caller must close.
-
-    Only `listen` has descriptors, of listening sockets; its value has [address, port] for each. The value of start and
-    run is the pid, that of signal whether processes are left, that of other commands None.
-    """
+    """The reply of init to a command, with file descriptors (of `listen`) that the caller must close."""
 
     value: Any  # decoded JSON, depends on the command
     descriptors: list[int] = field(default_factory=list)  # [] unless the command was `listen`
@@ -42,10 +38,9 @@ class InitReply:
 class VmNamespaces:
     """The namespaces of one VM and its init process, which holds them. Create it outside of an event loop.
 
-    Creating it forks init, but does not yet start the program, and waits until init is ready, for up to 30 s per step;
-    raises Refused if this machine does not allow it. This process adopts orphaned descendants from then on. The VM ends
-    with `close` or with this process. `spec` describes the VM; `missing_features` describes, for people, what this
-    kernel refused and the VM runs without ([]: nothing).
+    Creating it forks init, but does not yet start the program. This process adopts orphaned descendants from then on.
+    The VM ends with `close` or with this process. `missing_features` describes what this kernel refused and the VM runs
+    without.
     """
 
     def __init__(self, spec: VmSpec) -> None:
@@ -69,21 +64,13 @@ class VmNamespaces:
         return self._pid
 
     def watch_events(self, on_event: Callable[[InitEvent], None]) -> None:
-        """Receive from init on the running event loop: replies for `call`, and events for `on_event`.
-
-        Call it once, before `call`. An event is a mapping whose key `event` is `exited` (with `code` and `signal` of
-        the program), `stopped` (the program was stopped, but not by a freeze), `finished` (`pid`, `code` and `signal`
-        of a command that `run` started), `empty` (no process is left) or, as the last one, `gone` (init has ended).
-        """
+        """Receive from init on the running event loop: replies for `call`, and events for `on_event`."""
         self._control.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control, self._receive, on_event)
 
     async def call(self, command: str, argument: Any = None) -> InitReply:
         """Send a command to the VM's init process and wait for its reply, however long that takes.
 
-        Commands are start (the program; the argument has environment changes), freeze, thaw, signal (all processes; a
-        number), continue (the program), listen (open the endpoint's sockets), run (an argument list, beside the program
-        and without output) and kill (the pid of such a run). Raises OSError if the command failed or init is gone.
         Without an earlier `watch_events` it never returns; an unknown command ends the VM.
         """
         future: asyncio.Future[InitReply] = asyncio.get_running_loop().create_future()
@@ -92,10 +79,7 @@ class VmNamespaces:
         return await future
 
     def close(self) -> None:
-        """End every process in the VM and wait for its init process; may be called twice.
-
-        In a joined network init restores the network first, and is not killed.
-        """
+        """End every process in the VM and wait for its init process; may be called twice."""
         self._control.close()
         if self._pid:
             if self._kill_on_close:

@@ -20,43 +20,27 @@ _UNICAST, _UNREACHABLE = 1, 7
 
 
 def bring_up(device: str) -> None:
-    """Set a network interface of the current namespace up; nothing changes if it is up already.
-
-    `device` is its name. Raises OSError if it does not exist or the kernel refuses.
-    """
+    """Set a network interface of the current namespace up; nothing changes if it is up already."""
     _send_request(_RTM_NEWLINK, _link_header(socket.if_nametoindex(device), flags=_IFF_UP))
 
 
 def bring_down(device: str) -> None:
-    """Set a network interface of the current namespace down; nothing changes if it is down already.
-
-    `device` is its name. Raises OSError if it does not exist or the kernel refuses.
-    """
+    """Set a network interface of the current namespace down; nothing changes if it is down already."""
     _send_request(_RTM_NEWLINK, _link_header(socket.if_nametoindex(device), flags=0))
 
 
 def add_address(device: str, interface: IPv4Interface) -> None:
-    """Add an address with its prefix length to a device (by name) of the current namespace.
-
-    Raises OSError if the device has it or does not exist, or the kernel refuses.
-    """
+    """Add an address with its prefix length to a device (by name) of the current namespace."""
     _send_request(_RTM_NEWADDR, _address_message(device, interface), _CREATE)
 
 
 def remove_address(device: str, interface: IPv4Interface) -> None:
-    """Remove an address from a device (by name) of the current namespace.
-
-    Raises OSError if the device does not have it or does not exist, or the kernel refuses.
-    """
+    """Remove an address from a device (by name) of the current namespace."""
     _send_request(_RTM_DELADDR, _address_message(device, interface))
 
 
 def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
-    """Create a veth pair: `device` in the current network namespace, `peer` in another one.
-
-    `peer_namespace` is an open file descriptor of that namespace. Both devices are down at first, without addresses.
-    Raises OSError if a device of either name exists in its namespace, or the kernel refuses.
-    """
+    """Create a veth pair: `device` in the current network namespace, `peer` in another one."""
     peer_link = (
         _link_header(0)
         + _text_attribute(_IFLA_IFNAME, peer)
@@ -68,11 +52,7 @@ def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
 
 
 def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | None = None) -> None:
-    """Add a route to the network of `destination` through a device of the current namespace.
-
-    `device` is its name; `gateway` is the next hop, None for a network that is directly on the device. Raises OSError
-    if the device does not exist, the route exists or the kernel refuses.
-    """
+    """Add a route to the network of `destination` through a device of the current namespace."""
     length, scope = destination.network.prefixlen, _SCOPE_UNIVERSE if gateway else _SCOPE_LINK
     parts = [
         _route_header(length, scope, _UNICAST),
@@ -86,10 +66,7 @@ def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | No
 
 
 def add_unreachable_route(destination: IPv4Interface) -> None:
-    """Make the network of `destination` unreachable, so that connections there fail at once.
-
-    It applies to the current namespace. Raises OSError if the route exists or the kernel refuses.
-    """
+    """Make the network of `destination` unreachable, so that connections there fail at once."""
     header = _route_header(destination.network.prefixlen, _SCOPE_UNIVERSE, _UNREACHABLE)
     _send_request(
         _RTM_NEWROUTE, header + _attribute(_RTA_DESTINATION, destination.network.network_address.packed), _CREATE

@@ -27,46 +27,25 @@ _SIOCGIFFLAGS, _SIOCGIFADDR, _IFF_UP = 0x8913, 0x8915, 1
 
 
 class VmNetwork(Protocol):
-    """The network of a VM, as its init process holds it; constructors set it up, or raise OSError.
-
-    There is one implementation per NetworkMode; get one from `set_up_network`. `address` is the metadata endpoint's
-    address, on which `listen` opens sockets; DHCP requests arrive on `dhcp_socket`, if it is not None; `restore` undoes
-    changes to a network of the user.
-    """
+    """The network of a VM, as its init process holds it; constructors set it up, or raise OSError."""
 
     @property
     def address(self) -> IPv4Address:
-        """The address of the metadata endpoint, as the VM reaches it: 169.254.169.254.
-
-        With NO_VNET it is 168.63.129.16 instead, which DHCP names.
-        """
+        """The address of the metadata endpoint, as the VM reaches it: 169.254.169.254."""
 
     @property
     def dhcp_socket(self) -> socket.socket | None:
-        """The socket on which DHCP requests of the VM arrive; None if the network needs no DHCP.
-
-        Only NO_VNET has one. It does not block; the owner answers it with `answer_dhcp_packet`.
-        """
+        """The socket on which DHCP requests of the VM arrive; None if the network needs no DHCP."""
 
     def listen(self) -> list[socket.socket]:
-        """Open a new listening socket on each port of the metadata endpoint; the caller closes them.
-
-        The list has the socket of port 80, or with NO_VNET the sockets of 80 and 8080, in this order. Raises OSError if
-        another socket listens there.
-        """
+        """Open a new listening socket on each port of the metadata endpoint; the caller closes them."""
 
     def restore(self) -> None:
-        """Undo all changes to a network namespace of the user; do nothing for a namespace of the VM's own.
-
-        May be called twice. Raises OSError if the kernel refuses.
-        """
+        """Undo all changes to a network namespace of the user; do nothing for a namespace of the VM's own."""
 
 
 def set_up_network(mode: NetworkMode) -> VmNetwork:
-    """Set up the current network namespace in this mode, and return its network. OSError if refused.
-
-    The process must be in the new (OWN, NO_VNET) or joined (JOINED) namespace already.
-    """
+    """Set up the current network namespace in this mode, and return its network. OSError if refused."""
     kinds: dict[NetworkMode, Callable[[], VmNetwork]] = {
         NetworkMode.OWN: OwnNetwork,
         NetworkMode.JOINED: JoinedNetwork,
@@ -76,10 +55,7 @@ def set_up_network(mode: NetworkMode) -> VmNetwork:
 
 
 class OwnNetwork:
-    """A new namespace with only loopback and the metadata endpoint, 169.254.169.254, on it.
-
-    Creating it sets up the current namespace, which must be new; OSError if the kernel refuses.
-    """
+    """A new namespace with only loopback and the metadata endpoint, 169.254.169.254, on it."""
 
     address = METADATA_ADDRESS
     dhcp_socket: socket.socket | None = None  # None: a VM with this network needs no DHCP
@@ -89,10 +65,6 @@ class OwnNetwork:
         netlink.add_address("lo", IPv4Interface(METADATA_ADDRESS))
 
     def listen(self) -> list[socket.socket]:
-        """Open one socket that listens on port 80 of 169.254.169.254 (a list of one); the caller closes it.
-
-        Raises OSError if another socket listens there.
-        """
         return _open_listeners(self.address, (METADATA_PORT,))
 
     def restore(self) -> None:
@@ -100,11 +72,7 @@ class OwnNetwork:
 
 
 class JoinedNetwork:
-    """A network namespace of the user; loopback and 169.254.169.254, the endpoint, are added if missing.
-
-    Creating it sets loopback up and adds the address to loopback in the current namespace, each only if needed; raises
-    OSError if the kernel refuses, after undoing what was changed. `restore` takes away what was added.
-    """
+    """A network namespace of the user; `restore` takes away loopback and 169.254.169.254 if they were added."""
 
     address = METADATA_ADDRESS
     dhcp_socket: socket.socket | None = None  # None: a VM with this network needs no DHCP
@@ -133,17 +101,9 @@ class JoinedNetwork:
         self._restore_actions.append(lambda: netlink.bring_down("lo"))
 
     def listen(self) -> list[socket.socket]:
-        """Open one socket that listens on port 80 of 169.254.169.254 (a list of one); the caller closes it.
-
-        Raises OSError if another socket listens there.
-        """
         return _open_listeners(self.address, (METADATA_PORT,))
 
     def restore(self) -> None:
-        """Undo what the constructor changed: remove its addresses, and set loopback down if it was down.
-
-        May be called twice. Raises OSError if the kernel refuses.
-        """
         while self._restore_actions:
             self._restore_actions.pop()()
 
@@ -152,8 +112,7 @@ class NoVnetNetwork:
     """A network outside a virtual network: the VM finds the endpoint, 168.63.129.16, by DHCP.
 
     A veth pair connects the VM (10.0.0.4 on eth0) to a second namespace, the platform's, which has the endpoint and the
-    DHCP socket. The owner answers that socket with `answer_dhcp_packet`. 169.254.169.254 is unreachable. Creating it
-    sets up the current namespace, which must be new, and creates the second; OSError if the kernel refuses.
+    DHCP socket. 169.254.169.254 is unreachable.
     """
 
     address = PLATFORM_ENDPOINT
@@ -186,11 +145,6 @@ class NoVnetNetwork:
         netlink.add_unreachable_route(IPv4Interface(METADATA_ADDRESS))
 
     def listen(self) -> list[socket.socket]:
-        """Open sockets that listen on ports 80 and 8080 of 168.63.129.16, in the platform's namespace.
-
-        They are in this order (PLATFORM_PORTS), and the caller closes them. Raises OSError if another socket listens
-        there.
-        """
         syscalls.enter_namespace(self._platform_netns)
         try:
             return _open_listeners(self.address, PLATFORM_PORTS)
@@ -202,10 +156,7 @@ class NoVnetNetwork:
 
 
 def answer_dhcp_packet(dhcp_socket: socket.socket) -> None:
-    """Read one packet from the VM's DHCP socket, and broadcast the reply, if there is one.
-
-    Each client gets the same lease, 10.0.0.4. Raises OSError if no packet is there or the reply cannot be sent.
-    """
+    """Read one packet from the VM's DHCP socket, and broadcast the reply, if there is one."""
     packet, _ = dhcp_socket.recvfrom(2048)
     reply = dhcp_reply(packet, _LEASE)
     if reply is not None:

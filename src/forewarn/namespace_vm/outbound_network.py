@@ -31,9 +31,7 @@ _SLIRP_COMMAND = "slirp4netns --configure --mtu=65520 {pid} tap0"
 def connect_outbound(pid: int, print_message: Callable[[str], None]) -> Callable[[], None]:
     """Connect the network namespace of process `pid` to the outside; returns a function that undoes it.
 
-    It starts `pasta` or, if that is missing or fails, `slirp4netns`, which ends with this process too. Blocks until the
-    VM has a default route, for up to 5 s per tool. If no tool is installed or works, calls `print_message` with a
-    warning and returns a function that does nothing. OSError if the process has ended.
+    It starts `pasta` or, if that is missing or fails, `slirp4netns`. If neither works, it prints a warning.
     """
     for tool in (_PASTA_COMMAND, _SLIRP_COMMAND):
         command = tool.format(pid=pid, uid=os.geteuid(), gid=os.getegid()).split()

@@ -19,10 +19,7 @@ _TAIL_BYTES = 4096
 class OutputLog:
     """Copies the output of a VM's program from a pipe to a file, and keeps the end of it in memory.
 
-    The constructor opens the file `path`, whose directory must exist, for appending, and the pipe; OSError if that
-    fails. `write_end` is the descriptor that the program writes to; `watch` begins to copy. Output that cannot be
-    written, as on a full disk, is dropped: the program must not wait for it. A file that would grow beyond `max_bytes`
-    (8 MiB unless given) is renamed to end in `.1`, in place of an older one.
+    Output that cannot be written, as on a full disk, is dropped: the program must not wait for it.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
@@ -41,17 +38,11 @@ class OutputLog:
             os.close(self.write_end)
 
     def watch(self) -> None:
-        """Have the running event loop copy output to the file, until nobody can write any more.
-
-        Returns at once.
-        """
+        """Have the running event loop copy output to the file, until nobody can write any more."""
         asyncio.get_running_loop().add_reader(self._read_end, self._on_readable)
 
     def tail(self) -> str:
-        """Copy what is in the pipe to the file, and return the last 4096 bytes of the output as text.
-
-        Output of earlier runs of the VM, from before this object was made, does not count. "" if there is none.
-        """
+        """Copy what is in the pipe to the file, and return the last 4096 bytes of the output as text."""
         self._copy_available()
         return self._tail.decode(errors="replace")
 

@@ -26,10 +26,7 @@ class VmFiles:
 def mount_private_files(files: VmFiles) -> None:
     """Mount the VM's disk and its /tmp in the current mount namespace, and change into the disk.
 
-    Copies the disk's first contents to it. The disk, a file system in memory, keeps its files for as long as the
-    namespace lives, even when the program is started again. Call it only in a mount namespace of the VM: it covers
-    /tmp. Raises OSError if the kernel refuses a mount, a shared entry of /tmp does not exist, or the contents do not
-    fit; then only a part is mounted.
+    Call it only in a mount namespace of the VM: it covers /tmp.
     """
     syscalls.mount_tmpfs(str(files.disk), files.disk_bytes)
     shutil.copytree(files.disk_contents, files.disk, symlinks=True, dirs_exist_ok=True)
@@ -45,10 +42,7 @@ def mount_private_files(files: VmFiles) -> None:
 
 
 def empty_private_tmp(files: VmFiles) -> None:
-    """Remove everything from the VM's /tmp except for the entries shared with the machine, as a boot does.
-
-    Call it outside of the VM. Directories that cannot be removed stay; raises OSError if a file cannot be removed.
-    """
+    """Remove everything from the VM's /tmp except for the entries shared with the machine, as a boot does."""
     for entry in files.tmp.iterdir():
         if entry.name in files.shared_tmp_entries:
             continue

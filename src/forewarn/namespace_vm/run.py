@@ -52,10 +52,8 @@ class VmRunOptions:
 def run_vm(options: VmRunOptions, print_message: PrintMessage) -> int:
     """Create the VM, run its program, and supervise it until it ends; return the program's exit code.
 
-    `print_message` prints remarks for the user. The exit code is 128 plus the number if a signal ended the program, 0
-    if the VM was evicted or deleted, 127 if the program is not found, 126 if it cannot be executed. Blocks; call it in
-    the main thread, without an event loop. Raises Unavailable if no service answers or the system fails, such as for a
-    full disk, Refused if the service or this machine does not allow it, Rejected if `data` is too long a path.
+    The exit code is 128 plus the number if a signal ended the program, 0 if the VM was evicted or deleted, 127 if the
+    program is not found, 126 if it cannot be executed. Call it in the main thread, without an event loop.
     """
     try:
         return _run_vm(options, print_message)

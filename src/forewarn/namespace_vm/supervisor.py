@@ -44,10 +44,7 @@ def is_in_terminal_foreground() -> bool:
 
 
 class Terminal:
-    """The terminal on stdin, and its modes at the time this object was made, which `restore` sets again.
-
-    The constructor makes this process ignore SIGTTOU from then on, and raises termios.error if stdin is not a terminal.
-    """
+    """The terminal on stdin, and its modes at the time this object was made, which `restore` sets again."""
 
     def __init__(self) -> None:
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # `restore` is called from the background
@@ -56,8 +53,7 @@ class Terminal:
     def suspend(self) -> None:
         """Stop together with the program, as one job of the user's shell, until the shell continues the job.
 
-        If the job continues in the foreground, the program gets the terminal back, with its modes. OSError or
-        termios.error if the terminal has gone.
+        If the job continues in the foreground, the program gets the terminal back, with its modes.
         """
         program, modes = os.tcgetpgrp(_STDIN), termios.tcgetattr(_STDIN)
         self.restore()
@@ -67,10 +63,7 @@ class Terminal:
             os.tcsetpgrp(_STDIN, program)
 
     def restore(self) -> None:
-        """Take the terminal back from the program, and set the modes that it had when this object was made.
-
-        Does nothing if the terminal has gone.
-        """
+        """Take the terminal back from the program, and set the modes that it had when this object was made."""
         try:
             os.tcsetpgrp(_STDIN, os.getpgrp())
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._modes)
@@ -90,13 +83,7 @@ class SupervisorConfig:
 
 
 class VmSupervisor:
-    """Runs the program of one VM, keeps it connected to the service, and executes the service's acts.
-
-    `config` says what to run; `vm` is the service's answer to the hello; `namespaces` are those of the VM, without a
-    program yet; `journal` remembers its acts. `terminal` is None unless the program owns the terminal; `output` is the
-    log of a detached program, else None; `print_message` prints a line for the user. Create it inside an event loop,
-    then call `run` once. It closes its connections, and nothing else that it was given.
-    """
+    """Runs the program of one VM, keeps it connected to the service, and executes the service's acts."""
 
     def __init__(
         self,
@@ -130,11 +117,7 @@ class VmSupervisor:
         """Run the VM until its program ends, the VM is removed or a signal arrives; return the exit code.
 
         Starts the program once the service listens in the VM, and reconnects whenever the service is gone. SIGINT,
-        SIGTERM and SIGHUP go to all processes of the VM; a second one kills them. Raises Refused if the endpoint cannot
-        be opened or a restarted service refuses the VM. Call it once, in the main thread, with a connection that has
-        sent its hello. The exit code is that of the program; 128 plus the number if a signal ended the program, or
-        ended this process before the program began; 127 if the program is not found, 126 if it cannot be executed; 0 if
-        the VM was removed.
+        SIGTERM and SIGHUP go to all processes of the VM; a second one kills them.
         """
         self._watch_signals()
         self._namespaces.watch_events(self._on_init_event)
@@ -229,10 +212,7 @@ class VmSupervisor:
             return connection
 
     def hello(self) -> JsonMessage:
-        """Return the hello message with the current state of the VM and all outcomes of its journal.
-
-        Sends nothing.
-        """
+        """Return the hello message with the current state of the VM and all outcomes of its journal."""
         machine = self._machine
         return build_hello(self._config, boot_id=machine.boot_id, state=machine.state, known=self._journal.outcomes)
 
@@ -322,11 +302,7 @@ class VmSupervisor:
 def build_hello(
     config: SupervisorConfig, *, boot_id: str, state: str, known: Mapping[str, VmActOutcome]
 ) -> JsonMessage:
-    """Return the hello message with which this process introduces itself as a VM's supervisor.
-
-    `boot_id` is the VM's current one, `state` is running, frozen or down, and `known` has outcomes of acts by act id.
-    Sends nothing.
-    """
+    """Return the hello message with which this process introduces itself as a VM's supervisor."""
     return messages.hello_message(
         vm=config.name,
         pid=os.getpid(),

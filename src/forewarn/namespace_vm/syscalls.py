@@ -20,10 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    """Move this process to new namespaces (CLONE_NEW… flags). Raises OSError if the kernel refuses.
-
-    With CLONE_NEWPID, only its later children are in the new one.
-    """
+    """Move this process to new namespaces (CLONE_NEW… flags). Raises OSError if the kernel refuses."""
     _raise_on_error(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
@@ -33,10 +30,7 @@ def enter_namespace(namespace: int) -> None:
 
 
 def owning_user_namespace(namespace: int) -> int:
-    """Return a new file descriptor of the user namespace that owns this namespace (a descriptor too).
-
-    The caller closes it. Raises OSError if the owner is not visible from here.
-    """
+    """Return a new file descriptor of the user namespace that owns this namespace (a descriptor too)."""
     return fcntl.ioctl(namespace, _NS_GET_USERNS)
 
 
@@ -47,34 +41,22 @@ def set_hostname(name: str) -> None:
 
 
 def die_with_parent(number: int) -> None:
-    """Have the kernel send this process signal `number` when its parent ends. Children do not inherit it.
-
-    Raises OSError if refused.
-    """
+    """Have the kernel send this process signal `number` when its parent ends. Children do not inherit it."""
     _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0), "prctl")
 
 
 def become_subreaper() -> None:
-    """Have the kernel make this process the parent of orphaned descendants, so that it can wait for them.
-
-    Raises OSError if refused.
-    """
+    """Have the kernel make this process the parent of orphaned descendants, so that it can wait for them."""
     _raise_on_error(_libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0), "prctl")
 
 
 def make_mounts_private() -> None:
-    """Keep later mounts of this mount namespace out of others, and theirs out of it. OSError if refused.
-
-    Applies to `/` and all mounts below it.
-    """
+    """Keep later mounts of this mount namespace out of others, and theirs out of it. OSError if refused."""
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
 
 
 def mount_virtual_filesystem(filesystem: str, target: str) -> None:
-    """Mount a virtual file system of the kernel, proc or sysfs, at `target`. Raises OSError if refused.
-
-    `filesystem` is its type, `proc` or `sysfs`.
-    """
+    """Mount a virtual file system of the kernel, proc or sysfs, at `target`. Raises OSError if refused."""
     _mount(filesystem, target, filesystem, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
 

@@ -14,11 +14,7 @@ from forewarn.namespace_vm.private_files import VmFiles
 
 
 class NetworkMode(Enum):
-    """The network that a VM's program has: OWN, NO_VNET or JOINED.
-
-    OWN is a new network that has the metadata endpoint 169.254.169.254. NO_VNET is one outside a virtual network, where
-    DHCP names the endpoint. JOINED is an existing network namespace of the user.
-    """
+    """The network that a VM's program has: OWN, NO_VNET or JOINED."""
 
     OWN = "own"  # a new network that has 169.254.169.254
     NO_VNET = "no-vnet"  # outside a virtual network: DHCP names the endpoint (spec §2.5)
@@ -27,10 +23,7 @@ class NetworkMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmSpec:
-    """How to create a VM: its program, environment, network and terminal; see `VmNamespaces`.
-
-    `run_vm` makes it, and the crash test, which alone gives `files`.
-    """
+    """How to create a VM: its program, environment, network and terminal; see `VmNamespaces`."""
 
     hostname: str  # of the VM
     argv: tuple[str, ...]  # the program, found on PATH, and its arguments

@@ -26,10 +26,7 @@ _UNKNOWN_CLIENT_HASH = hash_secret(new_secret())  # compared for an unknown clie
 
 
 class AuthenticationRequired(Unauthenticated):
-    """Raised if a request's caller is not authenticated; the response is a 401.
-
-    `challenge` is the value for its WWW-Authenticate header. `message` is a sentence for people.
-    """
+    """A request's caller is not authenticated; `challenge` is the value of WWW-Authenticate."""
 
     def __init__(self, message: str, challenge: str) -> None:
         super().__init__(message)
@@ -37,12 +34,7 @@ class AuthenticationRequired(Unauthenticated):
 
 
 class BearerAuthenticator:
-    """Authenticates requests by their bearer token; reads the caller's grants for each request.
-
-    `authenticate` returns the caller's Principal. It raises AuthenticationRequired for a missing or wrong token, and
-    Unavailable if the keys of an external issuer were never fetched. `sign_in` verifies the tokens, and `store` has the
-    clients, VMs and grants; `real_time` returns POSIX seconds, which the tokens' expiry is compared with.
-    """
+    """Authenticates requests by their bearer token; reads the caller's grants for each request."""
 
     def __init__(self, *, sign_in: TokenService, store: Store, real_time: Callable[[], float] = read_real_time) -> None:
         self._sign_in = sign_in
@@ -50,11 +42,7 @@ class BearerAuthenticator:
         self._real_time = real_time
 
     async def authenticate(self, request: Request) -> Principal:
-        """Verify the request's bearer token, and return its principal with the current name and grants.
-
-        Raises AuthenticationRequired if the token is missing, invalid or expired, its owner was removed, or its client
-        has another secret now, and Unavailable if the keys of an external issuer were never fetched.
-        """
+        """Verify the request's bearer token, and return its principal with the current name and grants."""
         try:
             claims = await self._sign_in.verify(_bearer_token(request), self._real_time())
             return principal_for_claims(claims, self._store)
@@ -68,12 +56,7 @@ class BearerAuthenticator:
 
 
 def principal_for_claims(claims: Claims, store: Store) -> Principal:
-    """Return the principal that verified claims of a token name, with its current name and grants.
-
-    The grants are those of all ids in the claims, read from the store now. The name is `client ID`, `VM NAME`, or `NAME
-    (oidc)` for a user of an external issuer. Does not check when the claims expire. Raises Unauthenticated if the
-    client or VM was removed or replaced since, or the client has another secret now.
-    """
+    """Return the principal that verified claims of a token name, with its current name and grants."""
     name = _display_name(claims, store)
     grants = tuple(grant for principal_id in claims.ids for grant in store.grants(to=principal_id))
     return Principal(id=claims.primary_id, name=name, grants=grants)
@@ -117,10 +100,9 @@ def _bearer_token(request: Request) -> str:
 
 
 def verify_client_secret(client_id: str, secret: str, store: Store) -> RegisteredClient:
-    """Return the registered client with this id, ignoring letter case, if `secret` is its secret.
+    """Return the registered client with this id if `secret` is its secret.
 
-    Raises Unauthenticated with the same message, after the same time, for an unknown id and for a wrong secret; both
-    are logged. Blanks around the texts count.
+    An unknown id and a wrong secret get the same message, after the same time; both are logged.
     """
     client = store.client(client_id.casefold())
     expected_hash = client.secret_hash if client is not None else _UNKNOWN_CLIENT_HASH

@@ -23,9 +23,7 @@ from forewarn.web.directory import FleetDirectory, IndexedVm
 class VisibleDirectory:
     """The fleet directory as one caller, `principal`, sees it: without the VMs that they may not read.
 
-    `unfiltered` is the whole directory; `sees_everything` is true for a caller with the right to read `/`. Methods that
-    find or list VMs behave as those of FleetDirectory, unless they say otherwise. It is for one request, because it
-    keeps the grants that the caller had when it was made.
+    It is for one request, because it keeps the grants that the caller had when it was made.
     """
 
     def __init__(self, directory: FleetDirectory, principal: Principal) -> None:
@@ -43,33 +41,21 @@ class VisibleDirectory:
         return self.can_read(vm_resource_id(vm))
 
     def can_read(self, resource: str) -> bool:
-        """Return whether the caller may read the resource with this Azure id, and so everything below it.
-
-        Letter case is ignored. The resource need not exist.
-        """
+        """Return whether the caller may read the resource with this Azure id, and so everything below it."""
         return self.sees_everything or self._principal.may(Right.READ, resource)
 
     def find(self, name: str) -> Vm:
-        """Return the visible, present VM with this name, `group/name` or key, ignoring letter case.
-
-        Present means not removed. Raises NotFound (also for a removed VM and one that the caller may not read), or
-        Refused if several visible VMs match.
-        """
+        """Return the visible, present VM with this name, `group/name` or key, ignoring letter case."""
         return self.unfiltered.find(name, self.can_see)
 
     def find_any(self, name: str) -> Vm:
-        """Return the visible VM with this name, `group/name` or key, ignoring letter case; it may be removed.
-
-        A removed VM is found only if no present one matches. Raises NotFound (also for a VM that the caller may not
-        read), or Refused if several visible VMs match.
-        """
+        """Return the visible VM with this name, `group/name` or key, ignoring letter case; it may be removed."""
         return self.unfiltered.find_any(name, self.can_see)
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
         """Return the visible, present VMs of a subscription, group or set, in natural order of their keys.
 
-        `resource` is its Azure resource id, ignoring letter case. The result is empty for an unknown resource. Do not
-        change the list: it may be a cache.
+        Do not change the list: it may be a cache.
         """
         vms = self.unfiltered.vms_within(resource)
         # An availability set contains VMs whose ids are not below its own: the right to read the set is not enough.
@@ -78,18 +64,11 @@ class VisibleDirectory:
         return [vm for vm in vms if self.can_read(vm.resource)]
 
     def sets_within(self, resource: str) -> list[str]:
-        """Return the ids of the readable scale and availability sets of a subscription or group.
-
-        Readable means by the caller. The ids are in natural order. A readable VM does not make its set readable.
-        `resource` is an Azure resource id, ignoring letter case; the result is empty for an unknown one.
-        """
+        """Return the ids of the sets of a subscription or group. A readable VM does not make its set readable."""
         return [set_id for set_id in self.unfiltered.sets_within(resource) if self.can_read(set_id)]
 
     def groups(self) -> list[str]:
-        """Return the Azure ids of the resource groups with anything the caller may read, in natural order.
-
-        Only groups with a present VM exist. The result is empty if the caller may read nothing.
-        """
+        """Return the Azure ids of the resource groups with anything the caller may read, in natural order."""
         return [
             group
             for group in self.unfiltered.groups()
@@ -97,10 +76,7 @@ class VisibleDirectory:
         ]
 
     def most_common_group(self) -> tuple[str, str] | None:
-        """Return subscription id and name of the resource group with the most present VMs, visible or not.
-
-        Returns None if the fleet has no present VM.
-        """
+        """Return subscription id and name of the resource group with the most present VMs, visible or not."""
         return self.unfiltered.most_common_group()
 
     def subscriptions(self) -> set[str]:
@@ -111,8 +87,7 @@ class VisibleDirectory:
 class Visibility:
     """Decides which VMs, scopes, hosts, requests and history entries one caller, `principal`, may see.
 
-    Make one for each request: it caches the answers about scopes and requests. `sees_everything` is true for a caller
-    with the right to read `/`, for whom the store is not read. `directory` is the whole directory.
+    Make one for each request: it caches the answers about scopes and requests.
     """
 
     def __init__(self, store: Store, directory: FleetDirectory, principal: Principal) -> None:
@@ -130,8 +105,7 @@ class Visibility:
     def can_see_scope(self, scope_id: str) -> bool:
         """Return whether the caller may see this scope: may read any VM of it, present or removed.
 
-        One VM is enough, because each VM is shown all events of its scope (spec §7.2). Returns False for a scope
-        without VMs, but True for any id if the caller sees everything.
+        One VM is enough, because each VM is shown all events of its scope (spec §7.2).
         """
         if self.sees_everything:
             return True
@@ -140,18 +114,14 @@ class Visibility:
         return self._scopes[scope_id]
 
     def can_see_host(self, name: str) -> bool:
-        """Return whether the caller may see this host: may read any VM that is on it now, or everything.
-
-        `name` is spelled as declared. For an unknown host, only a caller who sees everything gets True.
-        """
+        """Return whether the caller may see this host: may read any VM that is on it now, or everything."""
         return self.sees_everything or any(map(self.can_see_vm, self._store.vms(host=name)))
 
     def can_see_request(self, request: MaintenanceRequest) -> bool:
         """Return whether the caller may see a request: may read all its VMs, or made it as one of our clients.
 
         For a request that approved events, the caller must see the scopes of these events instead. Only a caller who
-        sees everything sees rollouts. A request without any known VM is visible only to its client and to a caller who
-        sees everything.
+        sees everything sees rollouts.
         """
         if self.sees_everything:
             return True
@@ -163,9 +133,8 @@ class Visibility:
     def can_see_entry(self, entry: HistoryEntry) -> bool:
         """Return whether the caller may see an entry: its scope decides, else its request, else its VM.
 
-        An entry with only a VM's name needs the right to read every VM of that name, present or removed; at least one
-        must be known. Entries about none of these (the service, its clock) are only for callers who see everything, and
-        so are entries about faults, which only they may list.
+        Entries about none of these (the service, its clock) are only for callers who see everything, and so are entries
+        about faults, which only they may list.
         """
         if self.sees_everything:
             return True
@@ -179,17 +148,13 @@ class Visibility:
         return bool(entry.vm) and self._sees_every_vm_named(entry.vm)
 
     def visible_entries(self, entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
-        """Return those of the entries that the caller may see, in the same order, as the caller is shown them.
-
-        Their texts name no faults, unless the caller sees everything.
-        """
+        """Return those of the entries that the caller may see, in the same order, as the caller is shown them."""
         return [self.shown_entry(entry) for entry in entries if self.can_see_entry(entry)]
 
     def shown_entry(self, entry: HistoryEntry) -> HistoryEntry:
         """Return the entry as this caller is shown it: without faults in its text, unless they see everything.
 
-        An event that a fault withdrew is then withdrawn by forewarn, not by the person who set the fault. Returns a
-        copy if anything differs, else `entry` itself; does not check `can_see_entry`.
+        An event that a fault withdrew is then withdrawn by forewarn. Does not check `can_see_entry`.
         """
         text = entry.text if self.sees_everything else hide_faults(entry.text)
         if text == entry.text:
@@ -197,10 +162,7 @@ class Visibility:
         return replace(entry, text=text, who="forewarn" if entry.what is EntryKind.WITHDRAWN else entry.who)
 
     def shown_event(self, event: Event) -> Event:
-        """Return an event as this caller is shown it: without faults in its texts, unless they see everything.
-
-        Returns a copy if it has faults to hide, else `event` itself; does not check whether the caller may see it.
-        """
+        """Return an event as this caller is shown it: without faults in its texts, unless they see everything."""
         if self.sees_everything or not event.faults:
             return event
         return replace(event, note=hide_faults(event.note), reason=hide_faults(event.reason))

@@ -30,10 +30,7 @@ class NewBudget(StrictBody, frozen=True, kw_only=True):
     tag: str = ""  # such as `team=platform`; "": VMs with any tags or none
 
     def to_budget(self) -> Budget:
-        """Return the budget that this body describes; sets nothing.
-
-        Raises Rejected if `per` or `tag` is not valid. The name and the limits are checked when the budget is set.
-        """
+        """Return the budget that this body describes; sets nothing."""
         return make_budget(
             self.name,
             max_vms=self.max_vms,
@@ -81,11 +78,7 @@ def read_budgets(context: RequestContext) -> BudgetsView:
 
 
 def budget_view(context: RequestContext, budget: Budget) -> BudgetView:
-    """Return the view of a budget, with its use now; without groups if the budget is not set.
-
-    Groups with the most VMs out come first; there are at most 1,000. Does not check what the caller may see. Raises
-    Unavailable if the store cannot be read.
-    """
+    """Return the view of a budget, with its use now; without groups if the budget is not set."""
     uses = sorted(context.control.budgets.uses(budget), key=lambda use: (-len(use.out), use.title))
     return BudgetView(
         name=budget.name,

@@ -29,46 +29,30 @@ _SLOT_STATE = "connection_slot"  # its name in the state of a request
 
 
 class ShareExceeded(Unavailable):
-    """Raised if one caller has as many connections open as its share allows; others are not affected.
-
-    The caller is a principal or, before sign-in, an address group. The response is a 429.
-    """
+    """One caller has as many connections open as its share allows; others are not affected. The response is a 429."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionShares:
-    """How many connections one socket may have, and how many of them each kind of caller may have.
-
-    Every property is a number of connections, computed from `total`.
-    """
+    """How many connections one socket may have, and how many of them each kind of caller may have."""
 
     total: int  # connections of the socket, of all kinds
 
     @classmethod
     def from_open_files(cls) -> ConnectionShares:
-        """Return shares whose total is a quarter of the process's soft limit of open files, at least 1.
-
-        Without such a limit the total is a million.
-        """
+        """Return shares whose total is a quarter of the process's soft limit of open files, at least 1."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         total = _UNLIMITED_FILES if soft == resource.RLIM_INFINITY else soft // _OPEN_FILES_DIVISOR
         return cls(max(1, total))
 
     @property
     def refused(self) -> int:
-        """How many refused connections may be open at once, to be answered with the reason for their refusal.
-
-        It is a 16th of the total, rounded down.
-        """
+        """How many refused connections may be open at once, to be answered with the reason for their refusal."""
         return self.total // 16
 
     @property
     def reserved(self) -> int:
-        """How many connections are kept for administrators and callers on this machine.
-
-        They are used when all general ones are in use, a few of them also by callers who have not signed in yet. It is
-        an eighth of the total, rounded down.
-        """
+        """How many connections are kept for administrators and callers on this machine."""
         return self.total // 8
 
     @property
@@ -78,10 +62,7 @@ class ConnectionShares:
 
     @property
     def per_address(self) -> int:
-        """How many connections of one address group (of another machine) may be open before sign-in.
-
-        It is an eighth of the total, at least 1.
-        """
+        """How many connections of one address group (of another machine) may be open before sign-in."""
         return max(1, self.total // 8)
 
     @property
@@ -104,10 +85,7 @@ class ConnectionShares:
 
     @property
     def streams_per_principal(self) -> int:
-        """How many live streams of the portal one principal may have: half of its connections, at least 1.
-
-        The other half loads its pages.
-        """
+        """How many live streams of the portal one principal may have: half of its connections, at least 1."""
         return max(1, self.per_principal // 2)
 
 
@@ -120,11 +98,8 @@ class _Pool(Enum):
 class ConnectionSlot:
     """The slot of one open connection: whom it counts for, and whether it may be closed for another one.
 
-    `ConnectionSlots.open` and `refuse` make it. At first it is not signed in, and waits for its first request. Its
-    owner releases it when the connection is closed. `group` is its peer's address group, `principal_id` is "" until it
-    is signed in, and `refusal`, if not None, is the error that answers its requests; `evict()` closes the connection at
-    once. `waits_since` is the event loop time since which it waits for a whole request, None while one is answered;
-    `pool` says whether it counts among the general, the reserved or the refused connections.
+    At first it is not signed in, and waits for its first request. Its owner releases it when the connection is closed.
+    `refusal`, if not None, is the error that answers its requests; `waits_since` is None while one is answered.
     """
 
     def __init__(self, slots: ConnectionSlots, group: str, pool: _Pool, now: float, evict: Callable[[], None]) -> None:
@@ -146,18 +121,13 @@ class ConnectionSlot:
         self.waits_since = None
 
     def response_sent(self, now: float) -> None:
-        """Record that the connection waits for its next request since `now` (time of the event loop).
-
-        From then on it may be closed for another one, unless it is signed in.
-        """
+        """Record that the connection waits for its next request since `now` (time of the event loop)."""
         self.waits_since = now
 
     def claim(self, principal: Principal) -> None:
         """Count the connection for the principal of its current request, from now on.
 
-        Raises ShareExceeded if that principal has its share already, and Unavailable if only reserved slots are left.
-        In both cases it sets `refusal`, and the connection is closed after the response. Does nothing if the connection
-        counts for this principal already or was released.
+        If that is not possible it sets `refusal`, and the connection is closed after the response.
         """
         try:
             self._slots.claim(self, principal)
@@ -173,11 +143,9 @@ class ConnectionSlot:
 class ConnectionSlots:
     """Counts the open connections of one listening socket and keeps them within `shares`.
 
-    `open` gives a new connection a slot. If none is free, it closes a connection that is not signed in and has waited
-    for its peer for `EVICT_AFTER_S`. If no such connection exists either, the new slot has a `refusal`, the error that
-    answers its requests, or `open` returns None: then close the connection. Release each slot when its connection is
-    closed. A signed-in connection is never closed for another. Use it on the event loop only; times are those of the
-    loop.
+    If no slot is free, `open` closes a connection that is not signed in and has waited for its peer for
+    `EVICT_AFTER_S`. A signed-in connection is never closed for another. Release each slot when its connection is
+    closed.
     """
 
     def __init__(self, shares: ConnectionShares) -> None:
@@ -196,10 +164,8 @@ class ConnectionSlots:
     def open(self, group: str, share: int, now: float, evict: Callable[[], None]) -> ConnectionSlot | None:
         """Return a slot for a new connection of this address group; if None, close it at once.
 
-        The group may hold `share` connections before sign-in. If the slot's `refusal` is not None, the connection may
-        only be answered with that error; None is returned if no slot is free for that either. May close another
-        connection that waits for its peer: it releases that slot and calls its `evict`, which must close the connection
-        at once. `now` is the time of the event loop.
+        If the slot's `refusal` is not None, the connection may only be answered with that error. May close another
+        connection that waits for its peer: it releases that slot and calls its `evict`.
         """
         pool, refusal = self._choose_pool(group, share, now)
         if refusal is not None:
@@ -211,12 +177,7 @@ class ConnectionSlots:
     def refuse(
         self, group: str, refusal: ForewarnError, now: float, evict: Callable[[], None]
     ) -> ConnectionSlot | None:
-        """Return a slot for a new connection whose requests are only answered with the error `refusal`.
-
-        If too many are refused at once, it closes the one that has waited longest for its request; it returns None if
-        all are being answered: then close the connection. `group` is the peer's address group, `now` the time of the
-        event loop; `evict` must close the connection at once.
-        """
+        """Return a slot for a new connection whose requests are only answered with the error `refusal`."""
         if self._is_full(_Pool.REFUSED) and not self._evict_one(self._refused, now, after_s=0):
             return None
         slot = self._add(ConnectionSlot(self, group, _Pool.REFUSED, now, evict))
@@ -225,12 +186,7 @@ class ConnectionSlots:
         return slot
 
     def claim(self, slot: ConnectionSlot, principal: Principal) -> None:
-        """Count a slot's connection for this principal from now on. Call `ConnectionSlot.claim` instead.
-
-        That method also sets the refusal. Does nothing if the slot counts for the principal already, or is released.
-        Moves a reserved slot of a caller who may not use it to the general ones. Raises ShareExceeded if the principal
-        has its share already, and Unavailable if only reserved slots are left.
-        """
+        """Count a slot's connection for this principal from now on. Call `ConnectionSlot.claim` instead."""
         if slot not in self._slots or slot.principal_id == principal.id:
             return
         if self._by_principal[principal.id] >= self.shares.per_principal:
@@ -321,9 +277,7 @@ def _all_in_use() -> Unavailable:
 def address_group(address: str) -> str:
     """Return the name of the group of addresses whose connections count together before sign-in.
 
-    It is LOCAL_GROUP for all loopback addresses, the network of 64 bits for an IPv6 address (`2001:db8::/64`), since
-    one machine may use all of it, and the address itself for IPv4 or a text that is no address. An IPv4 address that is
-    mapped to IPv6 (`::ffff:192.0.2.1`) counts as IPv4.
+    An IPv6 address counts as its network of 64 bits, since one machine may use all of it.
     """
     try:
         parsed = ip_address(address.partition("%")[0])
@@ -336,19 +290,12 @@ def address_group(address: str) -> str:
 
 
 def slot_state(slot: ConnectionSlot) -> dict[str, ConnectionSlot]:
-    """Return the ASGI state for requests of a connection, in which `claim_connection` finds its slot.
-
-    It has one entry, whose name is private to this module.
-    """
+    """Return the ASGI state for requests of a connection, in which `claim_connection` finds its slot."""
     return {_SLOT_STATE: slot}
 
 
 def claim_connection(request: Request, principal: Principal) -> None:
-    """Count the connection of this request for its authenticated principal, from now on.
-
-    Raises ShareExceeded if the principal has its share of connections already, and Unavailable if only reserved ones
-    are left; the connection is then closed after the response. Does nothing if the request has no connection slot.
-    """
+    """Count the connection of this request for its authenticated principal, from now on."""
     slot: ConnectionSlot | None = request.scope.get("state", {}).get(_SLOT_STATE)
     if slot is not None:
         slot.claim(principal)

@@ -37,9 +37,8 @@ _RECENT_LIMIT = 10_000  # an id prefix is searched among this many recent events
 class RequestContext:
     """One caller of one request: who they are, what they may do and see, and the service's dependencies.
 
-    Made for each request after authentication. `principal` is the caller. `directory` and `visibility` show only what
-    this caller may see; `store` and `control` are not filtered. Finders (`find_…`) raise NotFound for what the caller
-    may not see. Without `reauthenticate`, `refresh` keeps the same principal.
+    `directory` and `visibility` show only what this caller may see; `store` and `control` are not filtered. Finders
+    (`find_…`) raise NotFound for what the caller may not see.
     """
 
     def __init__(
@@ -54,11 +53,7 @@ class RequestContext:
         self._set_principal(principal, directory)
 
     async def refresh(self) -> None:
-        """Authenticate the caller again, read their current grants and forget what `visibility` cached.
-
-        It replaces `principal`, `directory` and `visibility`. A handler that waited calls it before it answers. Raises
-        Unauthenticated if the caller's token or session is no longer valid, Unavailable if that cannot be verified now.
-        """
+        """Authenticate the caller again; a handler that waited calls it before it answers."""
         principal = self.principal if self._reauthenticate is None else await self._reauthenticate()
         self._set_principal(principal, self.directory.unfiltered)
 
@@ -95,18 +90,12 @@ class RequestContext:
         return self.visibility.can_see_scope(scope_id)
 
     def require(self, right: Right, resource: str) -> None:
-        """Raise Forbidden unless the caller has this right over the resource with this id.
-
-        The resource need not exist; letter case is ignored.
-        """
+        """Raise Forbidden unless the caller has this right over the resource with this id."""
         if not self.principal.may(right, resource):
             raise self.missing_right_error(right, "everything" if resource == ROOT_RESOURCE else resource)
 
     def missing_right_error(self, right: Right, over: str) -> Forbidden:
-        """Return (not raise) the error for a missing right, with the role that has it as the remedy.
-
-        `over` says in words over what the right is missing.
-        """
+        """Return (not raise) the error for a missing right, with the role that has it as the remedy."""
         action = "run the platform" if right is Right.PLATFORM else right
         return Forbidden(
             f"{self.caller_name} does not have the right to {action} over {over}",
@@ -119,19 +108,15 @@ class RequestContext:
         return self.dependencies.control.clock.now()
 
     async def record_history(self, what: EntryKind, text: str) -> None:
-        """Commit a history entry of this kind, with the present lab time, by this caller; durable on return.
-
-        It is about no VM, event or request. Its text is `text` followed by `by` and the caller's name. Raises
-        Unavailable if it cannot be stored.
-        """
+        """Commit a history entry of this kind, with the present lab time, by this caller; durable on return."""
         entry = HistoryEntry(at=self.now(), what=what, who=self.caller_name, text=f"{text} by {self.caller_name}")
         await self.store.commit(Commit(entries=(entry,)))
 
     async def wait_for_reconciler(self) -> None:
         """Wait until the reconciler has done all work that is due now, so that the response shows its effect.
 
-        It does not wait for acts that run. The request is durable already: if the work fails, that is logged, not
-        raised, and the reconciler tries again later. Waits for ten seconds of real time at most.
+        The request is durable already: if the work fails, that is logged, and the reconciler tries again later. Waits
+        for ten seconds of real time at most.
         """
         try:
             await self.control.reconciler.catch_up()
@@ -139,12 +124,7 @@ class RequestContext:
             log.warning("due work failed, the reconciler will retry: %s", error)
 
     def find_event(self, name: str) -> Event:
-        """Return the visible event, live or over, with this id or unique id prefix, ignoring letter case.
-
-        A prefix has MIN_ID_PREFIX (4) characters or more, and is searched among the live and the 10,000 newest events.
-        Blanks around `name` are ignored. Raises NotFound (also for a shorter prefix and an event of a scope that the
-        caller may not see), or Refused if several visible events match.
-        """
+        """Return the visible event, live or over, with this id or unique id prefix, ignoring letter case."""
         wanted = name.strip().upper()
         if (event := self.store.event(wanted)) is not None and self.can_see_scope(event.scope_id):
             return event
@@ -166,12 +146,7 @@ class RequestContext:
         return {event_id: event for event_id, event in matching.items() if self.can_see_scope(event.scope_id)}
 
     def find_scope(self, name: str) -> Scope:
-        """Return the visible scope with this id or name, or of the VM with this name, ignoring letter case.
-
-        A name is the name of a set, cloud service or placement group (`pool/pg-0`), with or without its resource group
-        in front (`lab/web`); the VM, by name, `group/name` or key, may be a removed one. Raises NotFound (also for what
-        the caller may not see), or Refused if several visible scopes or VMs match.
-        """
+        """Return the visible scope with this id or name, or of the VM with this name, ignoring letter case."""
         wanted = name.strip().casefold()
         exact = self.store.scope(wanted) if self.can_see_scope(wanted) else None
         if (scope := exact or self._scope_by_set_name(name, wanted)) is not None:
@@ -191,31 +166,21 @@ class RequestContext:
         return self.store.scope(ids[0]) if ids else None
 
     def find_request(self, name: str) -> MaintenanceRequest:
-        """Return the visible request whose full id is `name`, ignoring letter case.
-
-        Raises NotFound, also for a request that the caller may not see.
-        """
+        """Return the visible request whose full id is `name`, ignoring letter case."""
         request = self.store.request(name.strip().lower())
         if request is None or not self.visibility.can_see_request(request):
             raise NotFound(f"request {name!r} does not exist", Remedy.LIST_REQUESTS)
         return request
 
     def list_rollouts(self) -> list[MaintenanceRequest]:
-        """Return the requests of all open rollouts, and of the ended ones among the 10,000 newest requests.
-
-        The oldest comes first. The result is empty for a caller who does not see everything.
-        """
+        """Return the requests of all open rollouts, and of the ended ones among the 10,000 newest requests."""
         if not self.can_see_everything():
             return []
         known = {r.id: r for r in (*self.store.requests(open_only=True), *self.store.requests(limit=_RECENT_LIMIT))}
         return sorted((r for r in known.values() if r.rollout is not None), key=lambda r: r.at)
 
     def find_rollout(self, name: str) -> MaintenanceRequest:
-        """Return the request of the rollout with this id or unique id prefix, ignoring letter case.
-
-        A prefix is searched among the rollouts of `list_rollouts`. Raises NotFound (also for an empty name, another
-        kind of request or a caller who does not see everything), or Refused if several match.
-        """
+        """Return the request of the rollout with this id or unique id prefix, ignoring letter case."""
         wanted = name.strip().lower()
         if not wanted:
             raise NotFound("the name of the rollout is empty: give its id", Remedy.LIST_ROLLOUTS)
@@ -228,11 +193,7 @@ class RequestContext:
         return self.control.rollout_requests.find(found[0].id)
 
     def find_host(self, name: str) -> Host:
-        """Return the host with this name, ignoring letter case, if the caller may see it.
-
-        The caller may see it if they may read everything, or a VM that is on the host now. Raises NotFound otherwise,
-        and for an unknown host.
-        """
+        """Return the host with this name, ignoring letter case, if the caller may see it."""
         hosts = self.control.transactions.placement.hosts()
         wanted = name.casefold()
         found = next((host for host in hosts if host.name.casefold() == wanted), None)
@@ -244,8 +205,7 @@ class RequestContext:
     def similar_name(self, name: str) -> str:
         """Return `: did you mean 'web-0'?` with the most similar name of a visible VM, host or set; else "".
 
-        "" if no name is similar, or if there are more than 5,000 names. It never suggests `name` itself: the caller may
-        see a host's name and still not be allowed to ask about it.
+        It never suggests `name` itself: the caller may see a host's name and still not be allowed to ask about it.
         """
         vms = map(self.store.vm, self.directory.unfiltered.keys())
         vm_names = (vm.name for vm in vms if vm is not None and self.directory.can_see(vm))
@@ -266,10 +226,7 @@ ContextFactory = Callable[[HttpRequest], Awaitable[RequestContext]]
 
 
 def _scope_has_name(scope_id: str, wanted: str) -> bool:
-    """`web` and `lab/web` name the set web of the group lab.
-
-    `pool` and `pool/pg-0` name a placement group.
-    """
+    """`web` and `lab/web` name the set web of the group lab; `pool` and `pool/pg-0` a placement group."""
     names = _set_names(scope_id)
     path = scope_id.partition(":")[2]
     return wanted in names or any(wanted.endswith(f"/{name}") and path.endswith(f"/{wanted}") for name in names[:1])

@@ -27,19 +27,12 @@ class CallerLocks:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by principal id
 
     def for_caller(self, principal_id: str) -> asyncio.Lock:
-        """Return the lock of the principal with this id; does not acquire it.
-
-        Each call for the same id returns the same lock while anybody has a reference to it, else a new one.
-        """
+        """Return the lock of the principal with this id; does not acquire it."""
         return self._locks.setdefault(principal_id, asyncio.Lock())
 
 
 class VmSupervisorInfo(Protocol):
-    """The supervisor process of a namespace VM, while it is connected, and what it knows about its VM.
-
-    It has `pid` (of the supervisor), and of the VM `state` (`running`, `frozen`, `down` or `ended`), `boot_id` (another
-    one after each start) and `program` (its command line; None: it has none).
-    """
+    """The supervisor process of a namespace VM, while it is connected, and what it knows about its VM."""
 
     @property
     def pid(self) -> int:
@@ -59,11 +52,7 @@ class VmSupervisorInfo(Protocol):
 
 
 class ControlNodeView(Protocol):
-    """The control node of a cluster that this service runs on, for the API and the portal.
-
-    It has its `name`, which node is active (`active_name`, `active_term`), what is wrong with this one (`problem`,
-    `clock_difference_s`), all `nodes`, and `resign`. Its properties are read from memory, and raise nothing.
-    """
+    """The control node of a cluster that this service runs on. Its properties are read from memory."""
 
     @property
     def name(self) -> str:
@@ -73,8 +62,7 @@ class ControlNodeView(Protocol):
     def active_name(self) -> str:
         """The name of the control node that has the lease, this or another one; "" if none has it.
 
-        This node is named even while it starts, is suspended or stops. Another node is named as this node last knew it,
-        which may be old while the record (PostgreSQL) does not answer.
+        Another node is named as this node last knew it, which may be old while the record (PostgreSQL) does not answer.
         """
 
     @property
@@ -83,32 +71,18 @@ class ControlNodeView(Protocol):
 
     @property
     def problem(self) -> str:
-        """What is wrong with this node, as a sentence: why it cannot write or take over; "" if nothing is.
-
-        It may also say that the record (PostgreSQL) has lost commits.
-        """
+        """What is wrong with this node, as a sentence: why it cannot write or take over; "" if nothing is."""
 
     @property
     def clock_difference_s(self) -> float:
-        """How many seconds this machine's clock is ahead of PostgreSQL's; negative if it is behind.
-
-        It is as last measured, 0 before that; an active node does not measure it.
-        """
+        """How many seconds this machine's clock is ahead of PostgreSQL's; negative if it is behind."""
 
     @property
     def nodes(self) -> Sequence[NodeRow]:
-        """All control nodes, sorted by name: this one as it is, the others as they described themselves last.
-
-        The others are as of the last reading of the record, about every second; nodes that ended within the last week
-        are among them. The result is empty before the first reading.
-        """
+        """All control nodes, sorted by name: this one as it is, the others as they described themselves last."""
 
     def resign(self) -> None:
-        """Make this active control node give control to another one; returns at once, before that is done.
-
-        For 10 s this node then leaves the lease to others. Raises Refused if this node is neither active nor suspended,
-        or if no other node that was seen lately can take over.
-        """
+        """Make this active control node give control to another one; returns at once, before that is done."""
 
 
 HostNodeInfo = Mapping[str, Any]  # a host node, by the keys that `NodeRegistry.describe` names
@@ -146,8 +120,8 @@ def _no_pace(vm: str) -> PollingPace | None:
 class Dependencies:
     """What handlers need beside the caller: the control plane, and functions of the running service.
 
-    The service makes one instance for all requests. A default stands for a service without that feature. Both
-    `subscribe_…` functions call the listener until the function that they return is called.
+    A default stands for a service without that feature. Both `subscribe_…` functions call the listener until the
+    function that they return is called.
     """
 
     control: ControlPlane  # the use cases, which check no rights

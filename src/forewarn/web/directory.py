@@ -45,8 +45,7 @@ class IndexedVm(NamedTuple):
 class ResourceIndex:
     """The VMs and sets of each subscription and resource group, and the VMs of each set, in memory.
 
-    Empty at first; `update` adds VMs. Sets are scale sets and availability sets. Letter case of resource ids is
-    ignored. A resource exists while it contains a present VM. VMs of cloud services are in no set.
+    A resource exists while it contains a present VM. VMs of cloud services are in no set.
     """
 
     def __init__(self) -> None:
@@ -87,11 +86,7 @@ class ResourceIndex:
                 self._sets_by_parent[parent][key] = resource
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
-        """Return the present VMs of a resource in natural order of their keys; empty for an unknown resource.
-
-        `resource` is the id of a subscription, group or set, ignoring letter case. Do not change the list: it is a
-        cache.
-        """
+        """Return the present VMs of a resource in natural order of keys. Do not change the list: it is a cache."""
         wanted = resource.casefold()
         if wanted not in self._vms_by_resource:
             return []
@@ -102,17 +97,11 @@ class ResourceIndex:
         return self._sorted_vms[wanted]
 
     def has_vms_in(self, resource: str) -> bool:
-        """Return whether a subscription, group or set has a present VM, that is, exists.
-
-        `resource` is its Azure resource id, ignoring letter case.
-        """
+        """Return whether a subscription, group or set has a present VM, that is, exists."""
         return resource.casefold() in self._vms_by_resource
 
     def sets_within(self, resource: str) -> list[str]:
-        """Return the ids of the scale sets and availability sets of a subscription or group, in natural order.
-
-        `resource` is its Azure resource id, ignoring letter case. The result is empty for an unknown resource.
-        """
+        """Return the ids of the scale sets and availability sets of a subscription or group, in natural order."""
         return sorted(self._sets_by_parent.get(resource.casefold(), {}).values(), key=natural_sort_key)
 
     def groups(self) -> list[str]:
@@ -137,10 +126,7 @@ class ResourceIndex:
 
 
 def natural_sort_key(text: str) -> NaturalSortKey:
-    """Return a sort key that ignores letter case and compares numbers by value: `pool_2` before `pool_10`.
-
-    Different texts have different keys.
-    """
+    """Return a sort key that ignores letter case and compares numbers by value: `pool_2` before `pool_10`."""
     parts = _DIGITS.split(text.casefold())
     return [int(part) if number % 2 else part for number, part in enumerate(parts)], text
 
@@ -177,10 +163,7 @@ def _any_vm(vm: Vm) -> bool:
 
 
 class _FleetIndex:
-    """The VMs of the fleet by name, group, power state and Azure resource; in memory.
-
-    Its attributes are read directly. Names are in lower case; only `removed_keys` has removed VMs.
-    """
+    """The VMs of the fleet by name, group, power state and Azure resource; only `removed_keys` has removed VMs."""
 
     def __init__(self) -> None:
         self.keys: dict[str, set[str]] = defaultdict(set)  # name → keys of present VMs
@@ -221,9 +204,7 @@ class FleetDirectory:
     """Finds VMs by name and lists them by Azure resource, with an index of the fleet in memory.
 
     It reads the whole fleet when it is made, and follows each commit until `close()` is called. It indexes a large
-    commit in turns, so that the event loop does other work in between, or at once when a caller needs the index. `find`
-    and its variants read the VMs they return from the store. Letter case of names and resource ids is ignored; `has`
-    and `power_of` need the exact key. It checks no rights: see `VisibleDirectory`.
+    commit in turns, or at once when a caller needs the index. It checks no rights: see `VisibleDirectory`.
     """
 
     def __init__(self, store: Store) -> None:
@@ -234,22 +215,14 @@ class FleetDirectory:
         self.close = store.subscribe(self._on_commit)
 
     def find(self, name: str, is_visible: VmPredicate = _any_vm) -> Vm:
-        """Return the present VM with this name, `group/name` or key, ignoring letter case.
-
-        Present means not removed. Only VMs for which `is_visible` returns True count. Raises NotFound (for a removed VM
-        it says so, else it suggests a similar name), or Refused if several visible VMs match.
-        """
+        """Return the present VM with this name, `group/name` or key, ignoring letter case."""
         found = self._matching(name, self._index.keys, is_visible)
         if not found and self._matching(name, self._index.removed_keys, is_visible):
             raise NotFound(f"VM {name!r} was removed", Remedy.EXPLAIN_REMOVED_VM, vm=name)
         return self._require_one(name, found, is_visible)
 
     def find_any(self, name: str, is_visible: VmPredicate = _any_vm) -> Vm:
-        """Return the VM with this name, `group/name` or key, ignoring letter case; it may be a removed one.
-
-        A removed VM is found only if no present one matches. Only VMs for which `is_visible` returns True count. Raises
-        NotFound, or Refused if several match.
-        """
+        """Return the VM with this name, `group/name` or key, ignoring letter case; it may be a removed one."""
         return self._require_one(
             name,
             self._matching(name, self._index.keys, is_visible)
@@ -258,19 +231,13 @@ class FleetDirectory:
         )
 
     def find_all_named(self, name: str) -> list[Vm]:
-        """Return all VMs with this name (letter case ignored), of any group, present or removed, by key.
-
-        `group/name` and keys find nothing. The result is empty if there are none.
-        """
+        """Return all VMs with this name (letter case ignored), of any group, present or removed, by key."""
         wanted = name.casefold()
         keys = {*self._index.keys.get(wanted, ()), *self._index.removed_keys.get(wanted, ())}
         return [vm for vm in map(self.store.vm, sorted(keys)) if vm is not None]
 
     def keys(self) -> list[str]:
-        """Return the keys of all present VMs, unsorted, in a new list.
-
-        A key is `subscription/group/name` in lower case. Present means not removed: a stopped VM is present.
-        """
+        """Return the keys of all present VMs, unsorted, in a new list."""
         return list(self._index.group_by_key)
 
     def has(self, key: str) -> bool:
@@ -286,10 +253,7 @@ class FleetDirectory:
         return list(self._index.power_if_not_running)
 
     def most_common_group(self) -> tuple[str, str] | None:
-        """Return subscription id and name of the resource group with the most present VMs; None without VMs.
-
-        If several have as many, it is any of them.
-        """
+        """Return subscription id and name of the resource group with the most present VMs; None without VMs."""
         common = self._index.vm_count_by_group.most_common(1)
         return common[0][0] if common else None
 
@@ -300,23 +264,16 @@ class FleetDirectory:
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
         """Return the present VMs of a subscription, group or set, in natural order of their keys.
 
-        `resource` is its Azure resource id, ignoring letter case. The result is empty for an unknown resource. Do not
-        change the list: it is a cache.
+        Do not change the list: it is a cache.
         """
         return self._index.resources.vms_within(resource)
 
     def has_vms_in(self, resource: str) -> bool:
-        """Return whether a subscription, group or set has a present VM, that is, exists.
-
-        `resource` is its Azure resource id, ignoring letter case.
-        """
+        """Return whether a subscription, group or set has a present VM, that is, exists."""
         return self._index.resources.has_vms_in(resource)
 
     def sets_within(self, resource: str) -> list[str]:
-        """Return the ids of the scale sets and availability sets of a subscription or group, in natural order.
-
-        `resource` is its Azure resource id, ignoring letter case. The result is empty for an unknown resource.
-        """
+        """Return the ids of the scale sets and availability sets of a subscription or group, in natural order."""
         return self._index.resources.sets_within(resource)
 
     def groups(self) -> list[str]:
@@ -324,11 +281,7 @@ class FleetDirectory:
         return self._index.resources.groups()
 
     def find_group(self, name: str) -> str:
-        """Return the Azure resource id of the group with this name, ignoring letter case.
-
-        The group must have a present VM; `name` is not a resource id. Raises NotFound, or Refused if several
-        subscriptions have such a group. Checks no rights.
-        """
+        """Return the Azure resource id of the group with this name, ignoring letter case."""
         wanted, groups = name.strip().casefold(), self.groups()
         found = [group for group in groups if group.rpartition("/")[2].casefold() == wanted]
         if not found:

@@ -28,21 +28,13 @@ RETRY_AFTER_BY_STATUS = {status: {"Retry-After": "1"} for status in (429, 503)} 
 
 
 def status_and_message(error: Exception, surface: Surface) -> tuple[int, str]:
-    """Return the HTTP status of an error, and its message with a remedy in the words of the surface.
-
-    An unexpected error is logged and gives 500. It is `classify_error` without the code.
-    """
+    """Return the HTTP status of an error, and its message with a remedy in the words of the surface."""
     status, _, message = classify_error(error, surface)
     return status, message
 
 
 def classify_error(error: Exception, surface: Surface) -> tuple[int, str, str]:
-    """Return the HTTP status, the API's error code and the message, with a remedy in the surface's words.
-
-    The code is the name of the error's class or base class (NotFound with 404, Refused with 409, …), except
-    `TooManyRequests` with 429 for ShareExceeded; a body that is too long gives `Rejected` with 413. An unexpected error
-    is logged and gives 500 and `Internal`. For an InvalidFleetFile the message only counts its problems.
-    """
+    """Return the HTTP status, the API's error code and the message, with a remedy in the surface's words."""
     for error_type, status, code in _STATUS_BY_ERROR:
         if isinstance(error, error_type):
             return status, code, _error_message(error, surface)

@@ -54,9 +54,7 @@ _MAX_UNANNOUNCED = 100  # the newest history entries about what changed without 
 def explain_host(context: RequestContext, host: Host) -> Explanation:
     """Explain a host: its VMs, its live events, its ten latest past ones, and its own history entries.
 
-    Of the live events it shows the first eight and counts the others; of the entries, the 20 newest about its health or
-    declaration. Past events are searched among the 10,000 newest. Deliveries and polls are those that are stored. It
-    checks and filters nothing, so it is only for users who see everything.
+    It filters nothing, so it is only for users who see everything.
     """
     recent = {event.id: event for event in (*_live_events(context), *context.store.events(limit=_RECENT_EVENTS))}
     return host_explanation(
@@ -76,11 +74,7 @@ def _host_entries(context: RequestContext, host: Host) -> list[HistoryEntry]:
 
 
 def explain_scope(context: RequestContext, scope: Scope) -> Explanation:
-    """Explain a scope: its present VMs, whether they poll, its live events and its ten latest past ones.
-
-    Shows the first eight live events, and counts the others. Deliveries and polls are those that are stored. Does not
-    check whether the user may see the scope: check that first.
-    """
+    """Explain a scope: its present VMs, whether they poll, its live events and its ten latest past ones."""
     events = _events_with_facts(context, context.store.events(scope_id=scope.id))
     return scope_explanation(_scope_facts(context, scope, scope_title(scope), [], [], []), events)
 
@@ -88,9 +82,7 @@ def explain_scope(context: RequestContext, scope: Scope) -> Explanation:
 def explain_request(context: RequestContext, request: MaintenanceRequest) -> Explanation:
     """Explain a request or rollout: its state, its events, its history, and the progress of a rollout.
 
-    Shows the first eight live events, counts the others, and shows the ten latest past ones; of the history entries,
-    those about the request as a whole. Deliveries and polls are those that are stored: call `flush_observations` first.
-    Does not check whether the user may see the request: check that first.
+    Call `flush_observations` first, and check that the user may see the request.
     """
     events = request_events(context, request)
     entries = list(map(context.visibility.shown_entry, context.store.history(request_id=request.id)))
@@ -134,9 +126,7 @@ def _load_scope(context: RequestContext, scope_id: str) -> Scope:
 def explain_event(context: RequestContext, event: Event) -> Explanation:
     """Explain an event from its request to its end, with its deliveries to VMs.
 
-    From the history it shows skipped VMs, retries, the release of its gate and restarts of the service. Of the
-    request's history it shows only what the user may see. Deliveries are those that are stored: call
-    `flush_observations` first. Does not check whether the user may see the event's scope: check that first.
+    Call `flush_observations` first, and check that the user may see the event's scope.
     """
     scope = _load_scope(context, event.scope_id)
     of_request = context.visibility.visible_entries(context.store.history(request_id=event.request_id))
@@ -150,9 +140,7 @@ def explain_event(context: RequestContext, event: Event) -> Explanation:
 async def explain_vm(context: RequestContext, vm: Vm) -> Explanation:
     """Explain a VM, present or removed: its 100 newest events, unannounced changes, and its polls.
 
-    To users who see everything it also shows the VM's faults, as only they may list faults; it then first removes
-    expired faults from the store. Call `flush_observations` first, so that recent polls count. Does not check whether
-    the user may see the VM: check that first.
+    Call `flush_observations` first, and check that the user may see the VM.
     """
     explanation = _vm_explanation(context, vm)
     return await _with_fault_lines(context, vm, explanation) if context.can_see_everything() else explanation

@@ -48,9 +48,9 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 class NodeUnreachable(Exception):
-    """Raised by `ForwardingApp.forward` if a call had no effect and can be sent again.
+    """A forwarded call had no effect and can be sent again.
 
-    The call did not arrive, arrived at a node that is not active, or only reads.
+    It did not arrive, arrived at a node that is not active, or only reads.
     """
 
 
@@ -61,10 +61,8 @@ class _TargetChanged(Exception):
 class ForwardingApp:
     """The ASGI app of a control node that is not active: forwards every HTTP call to the active node.
 
-    `target` returns the active node's base URL, "" while no node is active; `node` is the name of this node. With
-    `owner`, the calls come from the unix socket, and count as calls of the local owner of that name. `tls` verifies the
-    certificate of the other node. `tokens` signs each call, so that the active node knows where it comes from. A call
-    that cannot be forwarded gets a 503. Close it at the end.
+    With `owner`, the calls come from the unix socket, and count as calls of the local owner of that name. `tokens`
+    signs each call, so that the active node knows where it comes from.
     """
 
     def __init__(
@@ -94,12 +92,9 @@ class ForwardingApp:
     ) -> None:
         """Forward one HTTP call and send the response; raises NodeUnreachable if the call can be sent again.
 
-        A call can be sent again if the active node cannot be connected to. If `can_repeat()` says that the same
-        messages can be received again, this also holds if the node answers that it is not active, or if a call that
-        only reads fails. After any other failure, such as another node becoming active meanwhile, the call may have had
-        an effect, and is answered with an error. So is a call while no node is active, and one that was forwarded
-        already. If the response breaks off after its beginning, that error is raised. Returns without a response if the
-        client leaves.
+        It can if the active node cannot be connected to. If `can_repeat()` says that the same messages can be received
+        again, this also holds if the node answers that it is not active, or if a call that only reads fails. After any
+        other failure the call may have had an effect, and is answered with an error.
         """
         if is_forwarded(scope):
             await _not_active_response(scope, self._node)(scope, receive, send)
@@ -110,12 +105,7 @@ class ForwardingApp:
         await _Exchange(self, scope, receive, send, target, can_repeat).run()
 
     async def request(self, scope: Scope, target: str, body: AsyncIterator[bytes]) -> httpx2.Response:
-        """Send the call to the node at `target`, and return its response, whose body is not read yet.
-
-        `scope` is the ASGI scope of the call, `target` the base URL of the active node, `body` the call's body in
-        pieces. The caller closes the response. Only connecting has a time limit, of 2 s. Raises httpx2.HTTPError or
-        OSError without a response, httpx2.InvalidURL if the path cannot be forwarded.
-        """
+        """Send the call to the node at `target`, and return its response, whose body is not read yet."""
         call = ForwardedCall(
             node=self._node, scheme="https" if self._owner else str(scope["scheme"]), owner=self._owner
         )
@@ -233,8 +223,7 @@ class _Exchange:
 class ForwardedCallMiddleware:
     """ASGI middleware of the active node: verifies calls that other control nodes have forwarded.
 
-    It restores the scheme and the local owner that the call's token names; see `forwarded_owner`. A call without a
-    token passes unchanged; one with an invalid token gets a 401. `app` gets the calls; `tokens` verifies the tokens.
+    It restores the scheme and the local owner that the call's token names. A call without a token passes unchanged.
     """
 
     def __init__(self, app: ASGIApp, *, tokens: ForwardingTokens) -> None:
@@ -261,11 +250,7 @@ class ForwardedCallMiddleware:
 
 
 def forwarded_owner(request: Request) -> Principal | None:
-    """Return the owner who made this call on another node's unix socket; None for any other call.
-
-    The principal may do everything, and its name is `OWNER on NODE`. Only a call that passed `ForwardedCallMiddleware`
-    has one.
-    """
+    """Return the owner who made this call on another node's unix socket; None for any other call."""
     name = (request.scope.get("state") or {}).get(_STATE_OWNER)
     return None if name is None else owner_principal(str(name))
 
@@ -292,11 +277,6 @@ _REMEDIES: Mapping[Surface, str] = {
 
 
 def _unavailable_response(scope: Scope, reason: str) -> Response:
-    """A 503 with Retry-After, whose sentence says what to do in the words of the caller's surface.
-
-    `reason` is the first part of the sentence: why no node can answer. `scope` is the ASGI scope of the call, whose
-    path and headers say which surface it is: a page for the portal, else JSON.
-    """
     return _error_response(scope, 503, f"{reason}: {_REMEDIES[_surface(scope)]}")
 
 
@@ -306,10 +286,6 @@ def is_forwarded(scope: Scope) -> bool:
 
 
 def _not_active_response(scope: Scope, node: str) -> Response:
-    """The 503 of a node that is not active, to a call that another node has forwarded; nothing was done.
-
-    `node` is its name, which the header NOT_ACTIVE_HEADER has, too.
-    """
     response = _unavailable_response(
         scope, f"control node {node} is not the active one, and does not forward a call twice"
     )
@@ -318,29 +294,17 @@ def _not_active_response(scope: Scope, node: str) -> Response:
 
 
 def no_active_node_response(scope: Scope) -> Response:
-    """Make the 503 response for a call while no control node is active. Sends nothing.
-
-    It has Retry-After and says what to do, as a page for the portal and else as JSON. `scope` is the ASGI scope of the
-    call.
-    """
+    """Make the 503 response for a call while no control node is active. Sends nothing."""
     return _unavailable_response(scope, "no control node is active now")
 
 
 def unreachable_response(scope: Scope) -> Response:
-    """Make the 503 response for a call that had no effect, because the active node cannot be reached.
-
-    It has Retry-After and says what to do, as a page for the portal and else as JSON. `scope` is the ASGI scope of the
-    call. Sends nothing.
-    """
+    """Make the 503 response for a call that had no effect, because the active node cannot be reached."""
     return _unavailable_response(scope, "the active control node cannot be reached, so nothing was done")
 
 
 def unsure_response(scope: Scope) -> Response:
-    """Make the 503 response of a node that would refuse a change, but may no longer have the lease.
-
-    It has Retry-After and says what to do, as a page for the portal and else as JSON. `scope` is the ASGI scope of the
-    call. Sends nothing.
-    """
+    """Make the 503 response of a node that would refuse a change, but may no longer have the lease."""
     return _unavailable_response(
         scope, "this control node cannot be sure that it is still the active one, so nothing was done"
     )

@@ -17,10 +17,7 @@ _RECENT_EVENTS = 1000  # a fault's events are searched among these
 
 
 async def read_faults(context: RequestContext) -> FaultsView:
-    """Return all active faults and storms, and every kind of fault with its parameters.
-
-    Calls `refresh_faults` first, which stores observations. Filters nothing: for callers who see everything.
-    """
+    """Return all active faults and storms, and every kind of fault with its parameters."""
     await refresh_faults(context)
     active = context.control.faults.active
     return FaultsView(
@@ -33,8 +30,7 @@ async def read_faults(context: RequestContext) -> FaultsView:
 async def refresh_faults(context: RequestContext) -> None:
     """Store what was observed until now, such as requests that faults affected, and remove expired faults.
 
-    Both are durable; the history gets an entry for each removed fault, by forewarn. Call it before reading faults, so
-    that they are up to date. If the store cannot be written, it logs that, and expired faults stay.
+    Call it before reading faults. If the store cannot be written, it logs that, and expired faults stay.
     """
     await context.dependencies.flush_observations()
     try:
@@ -44,11 +40,7 @@ async def refresh_faults(context: RequestContext) -> None:
 
 
 def fault_view(context: RequestContext, fault: Fault) -> FaultView:
-    """Return the view of a fault, active or just ended: what is left of it, and the events it affected.
-
-    The events are ids, oldest first, from the 1,000 newest events of its scope or, without a scope, of all; () for a
-    fault on requests.
-    """
+    """Return the view of a fault, active or just ended: what is left of it, and the events it affected."""
     row = FAULT_DEFINITIONS[fault.kind]
     return FaultView(
         id=fault.id,
@@ -77,9 +69,8 @@ def _touched_events(context: RequestContext, fault: Fault) -> tuple[str, ...]:
 
 
 def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
-    """Return the seconds until the fault's time limit, never negative; None if it has no time limit.
+    """Return the seconds until the fault's time limit; None if it has no time limit.
 
-    A fault with a limited count may end earlier.
     They are real time for faults on requests of VMs (transport), lab time for faults on events.
     """
     if fault.until is None:
@@ -89,11 +80,7 @@ def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
 
 
 def storm_view(context: RequestContext, storm: FaultStorm) -> StormView:
-    """Return the view of a fault storm, active or ended: its schedule, and which faults are done with.
-
-    `is_set` is True for the first `storm.gone` faults: those that were set, or skipped, as when the VM was removed.
-    `context` is used to look up the names of the VMs; a VM that is not in the store appears by its key.
-    """
+    """Return the view of a fault storm, active or ended: its schedule, and which faults are done with."""
     faults = [
         StormFaultView(
             after_s=planned.after_s,
@@ -122,18 +109,12 @@ def _fault_kind_view(kind: FaultKind, row: FaultDefinition) -> FaultKindView:
 
 
 def read_replays(context: RequestContext) -> tuple[ReplayView, ...]:
-    """Return all running replays, and the ended ones among the 10,000 newest requests; oldest first.
-
-    Filters nothing: for callers who see everything.
-    """
+    """Return all running replays, and the ended ones among the 10,000 newest requests; oldest first."""
     return tuple(replay_view(context, request) for request in context.control.replays.list_replays())
 
 
 def replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayView:
-    """Return the view of a replay, running or ended, with the step that it shows now.
-
-    Raises AssertionError if `request` is not that of a replay. Does not check what the caller may see.
-    """
+    """Return the view of a replay, running or ended, with the step that it shows now."""
     replay = request.replay
     assert replay is not None
     step = context.control.replays.current_step(request)

@@ -35,10 +35,7 @@ class NodesView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nodes_view(node: ControlNodeView | None) -> NodesView:
-    """Return the view of all control nodes of the cluster, as `node`, the one that answers, knows them.
-
-    If `node` is None, the service runs alone, and the view is empty.
-    """
+    """Return the view of all control nodes of the cluster, as `node`, the one that answers, knows them."""
     if node is None:
         return NodesView(active="", term=0, nodes=())
     return NodesView(active=node.active_name, term=node.active_term, nodes=_node_list(node.nodes))

@@ -25,11 +25,7 @@ Caller = TypeVar("Caller")  # the result of authentication: a request context, w
 
 
 class GuardedRoute(Protocol):
-    """A route of the API or the portal, and what a caller needs for it.
-
-    The caller needs `right` over each resource id that the function `resources(context, call)` returns. `signature`
-    says what the body and the query of a call must contain.
-    """
+    """A route, and what a caller needs for it: `right` over each resource id that `resources` returns."""
 
     @property
     def right(self) -> Right:
@@ -37,11 +33,7 @@ class GuardedRoute(Protocol):
 
     @property
     def resources(self) -> ResourceSelector:
-        """The function that returns the resource ids of a call; the caller needs `right` over each of them.
-
-        It takes the context and the call. If it returns no ids, `right` is not checked. It raises NotFound or Refused
-        for names in the call that match nothing or several things, and Forbidden for a caller without any role.
-        """
+        """The function that returns the resource ids of a call; the caller needs `right` over each of them."""
 
     @property
     def signature(self) -> HandlerSignature:
@@ -57,10 +49,8 @@ async def run_request(
 ) -> Response:
     """Authenticate the caller of a request, then return the response of `handle(caller)`.
 
-    `authenticate` returns the caller, or raises. Every error of both becomes the response of `render_error(error,
-    caller)`, whose caller is None if authentication failed; if the client has gone, the response is an empty 400. So it
-    raises nothing, except what `render_error` raises. Authentication comes before everything else: an unknown caller
-    learns nothing, not even that a body is too long.
+    Every error of both becomes the response of `render_error`. Authentication comes before everything else: an unknown
+    caller learns nothing, not even that a body is too long.
     """
     caller: Caller | None = None
     try:
@@ -73,11 +63,7 @@ async def run_request(
 
 
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Read and return the whole body of a request; b"" if it has none.
-
-    Raises BodyTooLarge for more than `max_bytes` (16 MiB by default), and ClientDisconnect, which `run_request`
-    handles.
-    """
+    """Read and return the whole body of a request; b"" if it has none."""
     body = await read_limited_body(request, max_bytes)
     if body is None:
         raise BodyTooLarge(max_bytes)
@@ -85,12 +71,7 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
 
 
 def authorize_and_parse(route: GuardedRoute, context: RequestContext, call: HandlerCall) -> dict[str, msgspec.Struct]:
-    """Check the caller's right over the resources of a call; return its handler's keyword arguments.
-
-    The arguments are `body` and `query`, decoded, as far as the handler declares them; {} if it declares neither.
-    Raises Forbidden without the right over one of the resources, NotFound or Refused for an unknown or ambiguous name,
-    and Rejected for a body or query that the handler does not take. Does not run the handler.
-    """
+    """Check the caller's right over the resources of a call; return its handler's keyword arguments."""
     for resource in route.resources(context, call):
         context.require(route.right, resource)
     return route.signature.parse(call)
@@ -99,11 +80,9 @@ def authorize_and_parse(route: GuardedRoute, context: RequestContext, call: Hand
 async def run_route(context: RequestContext, route: ApiRoute, call: HandlerCall, key: str = "") -> Any:
     """Check the caller's right, parse the call, run the route's handler, and return what that returns.
 
-    A repeated call of the same caller with the same `key` ("": none) does not run the handler: it returns what the
-    route's `show_repeated` returns for the request of the first call, as it is now. Raises NotFound if the caller may
-    no longer see that request; the route's right is not checked again. For routes that create no request the key is
-    ignored. Raises Rejected if the first call asked for something else, or for a wrong body or query; Forbidden,
-    NotFound or Refused for the resources that the call names; and what the handler raises.
+    A repeated call of the same caller with the same `key` does not run the handler: it returns what the route's
+    `show_repeated` returns for the request of the first call, as it is now. For routes that create no request the key
+    is ignored.
     """
     show_repeated = route.show_repeated
     if not key or show_repeated is None:

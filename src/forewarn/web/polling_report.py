@@ -35,10 +35,7 @@ _WORST_FIRST = tuple(EventAwareness)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedEvent:
-    """The pending event that a VM knows least of, and how far the VM knows of it.
-
-    Of several with the same awareness, it is the one with the earliest NotBefore.
-    """
+    """The pending event that a VM knows least of (the earliest, of several), and how far the VM knows of it."""
 
     event: Event  # scheduled, and listed in documents
     awareness: EventAwareness  # NO_VM is the worst, GIVEN the best
@@ -46,11 +43,7 @@ class ExpectedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollingReport:
-    """Counts of the fleet's present VMs and of scopes by how they poll, as `polling_report` returns them.
-
-    A VM polls if its last poll, or the latest end of a long poll, is at most 60 seconds of real time ago. A pending
-    event is scheduled, and listed in documents.
-    """
+    """Counts of the fleet's present VMs and of scopes by how they poll, as `polling_report` returns them."""
 
     vms_by_polling: Mapping[PollingState, int]  # has every PollingState
     enabled_scopes: int  # scopes with Scheduled Events enabled
@@ -64,9 +57,7 @@ async def expected_events(
 ) -> dict[str, ExpectedEvent]:
     """Return, by VM key, the pending event that each VM knows least of; VMs without one are left out.
 
-    Pending events are those that are scheduled and that documents list. They are taken from `live`, if given, else read
-    from the store. A VM may be one that was removed. `pace` returns how a VM polls, by its key. Deliveries and polls
-    are those that are stored: call `flush_observations` first. Lets other tasks run between batches.
+    Call `flush_observations` first. Lets other tasks run between batches.
     """
     found: dict[str, ExpectedEvent] = {}
     known = store.events(statuses=[EventState.SCHEDULED]) if live is None else live
@@ -84,11 +75,7 @@ async def expected_events(
 async def polling_report(
     directory: FleetDirectory, pace: PaceLookup, paces: PacesByScope, live: Iterable[Event]
 ) -> PollingReport:
-    """Count the VMs and scopes of the whole fleet by how they poll; not filtered for a caller.
-
-    `pace` returns how a VM polls, by its key; `paces` returns scope id and pace of each VM that ever polled; `live` are
-    the events that are not over. Deliveries count as far as they are stored. Lets other tasks run between batches.
-    """
+    """Count the VMs and scopes of the whole fleet by how they poll; not filtered for a caller."""
     store = directory.store
     counts: Counter[PollingState] = Counter()
     async for key in iterate_cooperatively(directory.keys(), 2000):
@@ -112,11 +99,7 @@ async def polling_report(
 
 
 def silent_seconds(poll: LastPoll, pace: PollingPace | None, now: float) -> float:
-    """Return how many seconds ago a VM last polled, in real time, as every page shows it.
-
-    It is `pace.silent_s` or, if `pace` is None, the lab time from the stored `poll` to `now`, never negative: lab time
-    may jump. `now` is lab time.
-    """
+    """Return how many seconds ago a VM last polled, in real time, as every page shows it."""
     return pace.silent_s if pace is not None else max(0.0, now - poll.at)
 
 

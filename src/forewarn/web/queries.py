@@ -38,8 +38,7 @@ def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) 
     """Return those of the events that concern this host, in the same order.
 
     An event concerns the host if it is maintenance of the host, if it has an act from or to the host, or if it is
-    scheduled for a VM on the host now. Events have acts from their start on; a past event does not count merely because
-    its VM moved here later. `host` is spelled as declared.
+    scheduled for a VM on the host now. A past event does not count merely because its VM moved here later.
     """
     vms_on_host = {(vm.scope_id, vm.name.casefold()) for vm in context.store.vms(host=host)}
     return [
@@ -62,7 +61,7 @@ def event_lists_vm(event: Event, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryFilter:
-    """Which history entries `read_history` returns; made by `history_filter`.
+    """Which history entries `read_history` returns.
 
     Entries must have the values in `fields`. Entries of `shared_event_ids` that name no VM, and those of
     `approved_event_ids` after `approved_seq`, are added to them.
@@ -77,12 +76,7 @@ class HistoryFilter:
 
 
 def history_filter(context: RequestContext, query: HistoryEntriesQuery) -> HistoryFilter:
-    """Return the filter for this query, with its names and id prefixes resolved; its VM may be removed.
-
-    Ignores `after`, `limit` and `wait_s`. With a VM, it leaves out the entries of events that the request approved.
-    Raises NotFound (also for what the caller may not see), or Refused if a name or prefix matches several. A request is
-    found only by its full id.
-    """
+    """Return the filter for this query, with its names and id prefixes resolved; its VM may be removed."""
     fields: dict[str, Any] = {}
     if query.scope:
         fields["scope_id"] = context.find_scope(query.scope).id
@@ -112,9 +106,7 @@ def read_history(
 ) -> list[HistoryEntry]:
     """Return at most `limit` history entries that match the filter and the caller may see, oldest first.
 
-    Their sequence numbers are between `after` and `before`, both exclusive; None means no upper bound. Takes the newest
-    entries between them, or the oldest if `newest` is False. Entries that the caller may not see count towards the
-    limit, so fewer may be returned although there are more.
+    Entries that the caller may not see count towards the limit, so fewer may be returned although there are more.
     """
     found = matching_entries(context, entry_filter, after=after, before=before, limit=limit, newest=newest)
     return context.visibility.visible_entries(found)
@@ -131,8 +123,7 @@ def matching_entries(
 ) -> list[HistoryEntry]:
     """Return at most `limit` history entries that match the filter, visible or not, oldest first.
 
-    The bounds are those of `read_history`. Fewer than `limit` means that there are no more. Pass the entries through
-    `Visibility.visible_entries` before a caller is shown any.
+    Pass them through `Visibility.visible_entries` before a caller is shown any.
     """
     bounds: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest": newest}
     found = context.store.history(**bounds, **entry_filter.fields)

@@ -15,10 +15,7 @@ SURFACE_HEADER = "forewarn-surface"  # our command line sends "cli": it shows th
 
 
 class Surface(StrEnum):
-    """The program that the user has in front of them, which decides the words of a remedy.
-
-    CLI is our command line, API any other client of our API, PORTAL a browser, and ARM a client of Azure's API.
-    """
+    """The program that the user has in front of them, which decides the words of a remedy."""
 
     CLI = "cli"  # our command line
     API = "api"  # any other client of our API
@@ -198,10 +195,7 @@ _GRANT_TO_EXTERNAL = "ask an administrator for one (`forewarn access grant ROLE 
 
 
 def message_for(error: Exception, surface: Surface) -> str:
-    """Return the error's message, followed by what to do instead in the words of the surface.
-
-    It is only the message if the error has no remedy or is no ForewarnError.
-    """
+    """Return the error's message, followed by what to do instead in the words of the surface."""
     return join_remedy(str(error), _remedy_text(error, surface) if isinstance(error, ForewarnError) else "")
 
 
@@ -217,8 +211,5 @@ def _remedy_text(error: ForewarnError, surface: Surface) -> str:
 
 
 def surface_of(header: str | None) -> Surface:
-    """Return the surface that the header SURFACE_HEADER names: CLI for our command line, else API.
-
-    A request without the header (None) counts as API, too.
-    """
+    """Return the surface that the header SURFACE_HEADER names: CLI for our command line, else API."""
     return Surface.CLI if header == Surface.CLI else Surface.API

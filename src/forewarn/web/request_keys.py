@@ -16,11 +16,7 @@ MAX_KEY_LENGTH = 255
 
 
 def read_idempotency_key(headers: Headers) -> str:
-    """Return the value of the header `Idempotency-Key`; "" if there is none.
-
-    Raises Rejected if it is sent twice, is empty or longer than MAX_KEY_LENGTH (255), or has characters other than
-    printable ASCII.
-    """
+    """Return the value of the header `Idempotency-Key`; "" if there is none."""
     values = headers.getlist(IDEMPOTENCY_KEY_HEADER)
     if not values:
         return ""
@@ -36,9 +32,8 @@ def read_idempotency_key(headers: Headers) -> str:
 def request_key(context: RequestContext, route: ApiRoute, call: HandlerCall, key: str) -> RequestKey:
     """Return the key that is stored with the request of this call, so that a repeated call finds it.
 
-    It follows from the caller, the idempotency key `key`, and what the call asks for. With another route, path, query
-    or body, the same key has the same request id and another digest: it asks for something else. Its time is the
-    present real time; it never expires, but is free again when the request is pruned. Stores nothing.
+    With another route, path, query or body, the same key has the same request id and another digest: it asks for
+    something else.
     """
     asked = {
         "method": route.method,

@@ -109,11 +109,7 @@ class BodyTooLarge(Rejected):
 
 
 async def read_limited_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes | None:
-    """Read and return the whole body of a request, b"" if it has none; None if it is too long.
-
-    Returns None as soon as more than `max_bytes` have arrived, and leaves the rest unread. Does not look at
-    Content-Length. Raises ClientDisconnect if the client disconnects before the end.
-    """
+    """Read the whole body of a request; None as soon as more than `max_bytes` have arrived."""
     parts: list[bytes] = []
     length = 0
     async for part in request.stream():
@@ -136,10 +132,7 @@ def unique_query_params(request: Request) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerCall:
-    """The call of one route of the API or portal: path parameters, query and body, not yet decoded.
-
-    `path_params` are by the names in the route's path. With `for_export`, the portal asks for all rows of a page.
-    """
+    """The call of one route: path parameters, query and body, not yet decoded."""
 
     path_params: Mapping[str, str] = field(default_factory=dict)  # by the names in the route's path
     query: Mapping[str, str] = field(default_factory=dict)  # by name
@@ -149,10 +142,7 @@ class HandlerCall:
     request_key: RequestKey | None = None  # gives the request that the handler creates its id; None: it gets a new one
 
     def parse_body(self, body_type: type[T]) -> T:
-        """Decode the JSON body into this struct and return it; an empty body counts as {}.
-
-        Raises Rejected if the body is not JSON, does not fit, or has an unknown field.
-        """
+        """Decode the JSON body into this struct and return it; an empty body counts as {}."""
         try:
             return msgspec.json.decode(self.body or b"{}", type=body_type)
         except msgspec.ValidationError as error:
@@ -161,10 +151,7 @@ class HandlerCall:
             raise Rejected(f"the body is not JSON ({error}): send an object such as {{}}") from error
 
     def parse_query(self, query_type: type[T]) -> T:
-        """Decode the query into this struct and return it, with texts converted to its types (`true`, `10`).
-
-        Raises Rejected if the query does not fit, or has an unknown field.
-        """
+        """Decode the query into this struct and return it, with texts converted to its types (`true`, `10`)."""
         try:
             return msgspec.convert(dict(self.query), type=query_type, strict=False)
         except msgspec.ValidationError as error:
@@ -184,20 +171,14 @@ def _validation_message(error: msgspec.ValidationError, wanted: type) -> str:
 
 
 def split_validation_error(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return the path of the invalid field, such as `vms[...]`, and what is wrong with it.
-
-    Both are taken from the error's text. The path is "" if the whole body or query is wrong.
-    """
+    """Return the path of the invalid field, such as `vms[...]`, and what is wrong with it."""
     match = _ERROR_LOCATION.match(str(error))
     assert match is not None
     return match["where"] or "", match["what"].replace("`", "'")
 
 
 def reject_duplicates(names: tuple[str, ...], keys: list[str]) -> None:
-    """Raise Rejected if two of `names` stand for the same key; the message names the second one.
-
-    `keys` are the keys of `names`, in the same order.
-    """
+    """Raise Rejected if two of `names` stand for the same key; the message names the second one."""
     seen: set[str] = set()
     for number, key in enumerate(keys):
         if key in seen:

@@ -24,19 +24,13 @@ from forewarn.wording import first_names
 
 
 def replaced_event_ids(events: list[Event]) -> tuple[str, ...]:
-    """Return the ids of the pending events that these events replaced when they were published.
-
-    They are in the order of `events`; () if none was replaced. A redeploy replaces a pending restart, for example.
-    """
+    """Return the ids of the pending events that these events replaced when they were published."""
     return tuple(event_id for event in events for event_id in event.replaces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatus:
-    """A request with its state and its events, and what of it is planned or was skipped.
-
-    `read_request_status` makes it. `skip_reasons` is always () for a rollout.
-    """
+    """A request with its state and its events, and what of it is planned or was skipped."""
 
     request: MaintenanceRequest
     state: RequestState  # in progress, succeeded, failed or canceled
@@ -47,11 +41,7 @@ class RequestStatus:
 
 
 def read_request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatus:
-    """Read the state, the events and the planned events of a request from the store, and return them.
-
-    Events are oldest first; of `perform-maintenance` they are those that the request approved. Does not check whether
-    the user may see the request: check that first.
-    """
+    """Read the state, the events and the planned events of a request from the store, and return them."""
     events = request_events(context, request)
     planned = tuple(context.store.planned(request_id=request.id))
     is_over = not planned and not any(event.is_live for event in events)
@@ -71,9 +61,8 @@ def rollout_waits(
 ) -> tuple[str, ...]:
     """Return what keeps a rollout from publishing more, as clauses for people; () if none of these does.
 
-    These are settling, budgets and health checks (spec §13.1, §13.2, §13.5), and with a `snapshot` of the rollout other
-    rollouts that do the same work (spec §13.6); a pause, a hold and windows are not named. Also returns () for a
-    request that is not a rollout, and for a caller who does not see everything, because the clauses name VMs.
+    A pause, a hold and windows are not named. () for a caller who does not see everything, because the clauses name
+    VMs.
     """
     if not context.can_see_everything() or request.rollout is None:
         return ()
@@ -94,10 +83,7 @@ def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple
 
 
 def request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatusView:
-    """Return the view of a request with its state, its events and sentences about what it waits for.
-
-    It is read from the store now. Does not check whether the user may see the request: check that first.
-    """
+    """Return the view of a request with its state, its events and sentences about what it waits for."""
     status = read_request_status(context, request)
     view_builder = ViewBuilder(context)
     return RequestStatusView(
@@ -113,8 +99,7 @@ def request_status(context: RequestContext, request: MaintenanceRequest) -> Requ
 def request_events(context: RequestContext, request: MaintenanceRequest) -> list[Event]:
     """Return the events that the request has published so far, live or over, oldest first.
 
-    Of `perform-maintenance` they are instead the events that it approved, in the order of the request, as far as they
-    are still stored. Their texts name no faults, unless the caller sees everything.
+    Of `perform-maintenance` they are instead the events that it approved.
     """
     if request.ask is not RequestedOperation.PERFORM_MAINTENANCE:
         found = context.store.events(request_id=request.id)
@@ -124,11 +109,7 @@ def request_events(context: RequestContext, request: MaintenanceRequest) -> list
 
 
 def wait_sentences(view_builder: ViewBuilder, status: RequestStatus) -> tuple[str, ...]:
-    """Return what a request in progress waits for, as sentences for people; () when it is over (spec §9).
-
-    There is one per live event, one that counts the planned ones, one for each thing that keeps its rollout from
-    publishing more, and one if the rollout is paused; equal ones only once. `status` is the request's.
-    """
+    """Return what a request in progress waits for, as sentences for people; () when it is over (spec §9)."""
     return tuple(dict.fromkeys(_waits(view_builder, status)))
 
 
@@ -162,27 +143,17 @@ def short_vm_list(event: Event) -> str:
 
 
 def read_rollouts(context: RequestContext) -> tuple[RolloutView, ...]:
-    """Return all open rollouts, and the ended ones among the 10,000 newest requests; oldest first.
-
-    The result is empty for a caller who does not see everything.
-    """
+    """Return all open rollouts, and the ended ones among the 10,000 newest requests; oldest first."""
     return tuple(rollout_view(context, request.id) for request in context.list_rollouts())
 
 
 def rollout_view(context: RequestContext, request_id: str) -> RolloutView:
-    """Return the view of the rollout with this full request id, ignoring letter case.
-
-    Raises NotFound, also for another kind of request. Does not check what the caller may see.
-    """
+    """Return the view of the rollout with this full request id, ignoring letter case."""
     return RolloutView(**rollout_fields(context, request_id))
 
 
 def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
-    """Return the values of the fields of a RolloutView, by field name, for a struct that extends it.
-
-    `request_id` is the rollout's full request id, ignoring letter case. Raises NotFound, also for another kind of
-    request. Does not check what the caller may see.
-    """
+    """Return the values of the fields of a RolloutView, by field name, for a struct that extends it."""
     request = context.control.rollout_requests.find(request_id)
     assert request.rollout is not None
     snapshot = None if request.rollout.tally else context.control.rollouts.snapshot_of(request, request.rollout)
@@ -192,11 +163,7 @@ def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
 def rollout_fields_from_snapshot(
     context: RequestContext, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot | None
 ) -> dict[str, Any]:
-    """Return the values of the fields of a RolloutView, by field name, for a rollout that is read already.
-
-    `rollout` belongs to `request`; `snapshot` is None for a closed rollout, whose tally is stored. Does not check what
-    the caller may see.
-    """
+    """Return the values of the fields of a RolloutView, by field name, for a rollout that is read already."""
     return {
         "id": request.id,
         "impact": rollout.impact,
@@ -233,12 +200,7 @@ def _title_of_scope(context: RequestContext, rollout: Rollout) -> str:
 def next_update_domains(
     context: RequestContext, request: MaintenanceRequest, snapshot: RolloutSnapshot
 ) -> tuple[int, ...]:
-    """Return the numbers of the update domains that the rollout affects next, each once, ascending.
-
-    In each of its scopes, it is the lowest one with a VM, of any wave, that the rollout still has to handle (see
-    `remaining_vms`) and that no other rollout handles. The result is empty once the rollout has ended, stopped or been
-    aborted, and for a request that is not a rollout. `snapshot` is the rollout's.
-    """
+    """Return the numbers of the update domains that the rollout affects next, each once, ascending."""
     rollout = request.rollout
     if rollout is None or not request.is_open or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return ()

@@ -28,27 +28,17 @@ ResourceSelector = Callable[[RequestContext, HandlerCall], Iterable[str]]  # the
 
 
 def everything(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Select the root resource for a route, so that its caller needs the right over everything.
-
-    It is for hosts, rollouts, faults and the clock, which belong to no owner of VMs.
-    """
+    """Select the root resource: for hosts, rollouts, faults and the clock, which belong to no owner of VMs."""
     return (ROOT_RESOURCE,)
 
 
 def signed_in(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Select no resource for a route, so that its right is not checked.
-
-    Any authenticated caller may call the route, with or without a role.
-    """
+    """Select no resource, so that any authenticated caller may call the route, with or without a role."""
     return ()
 
 
 def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Select no resource for a route, whose handler leaves out what the caller may not read.
-
-    So the route's right is not checked before the handler. Raises Forbidden for a caller with no role that may read
-    anything.
-    """
+    """Select no resource: the handler leaves out what the caller may not read. Forbidden without any role."""
     if not context.principal.may_anywhere(Right.READ):
         _, _, external_id = context.principal.id.partition("oidc:")
         raise Forbidden(f"{context.caller_name} has no role anywhere", Remedy.ASK_FOR_ANY_ROLE, external_id=external_id)
@@ -56,20 +46,14 @@ def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def named_vm(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Select the present, visible VM that the path parameter `name` names: return its resource id alone.
-
-    `name` is the VM's name, `group/name` or key, ignoring letter case. Raises NotFound (also for a removed VM and one
-    that the caller may not read), or Refused if several VMs match.
-    """
+    """Select the present, visible VM that the path parameter `name` names: return its resource id alone."""
     return (vm_resource_id(context.directory.find(call.path_params["name"])),)
 
 
 def named_event(context: RequestContext, call: HandlerCall) -> Iterable[str]:
     """Select all VMs of the event that the path parameter `id` names: return their resource ids.
 
-    They are in the event's order. `id` is the event's id, or a unique prefix of four characters or more, ignoring
-    letter case. The root resource stands for a VM that its scope no longer knows, and for an event without VMs. Raises
-    NotFound (also for an event that the caller may not see), and Refused for an ambiguous prefix.
+    The root resource stands for a VM that its scope no longer knows, and for an event without VMs.
     """
     event = context.find_event(call.path_params["id"])
     vms_by_name = {vm.name.casefold(): vm for vm in context.store.vms(scope_id=event.scope_id, removed=True)}
@@ -87,10 +71,7 @@ class HandlerSignature:
     summary: str  # the first line of the handler's docstring
 
     def parse(self, call: HandlerCall) -> dict[str, msgspec.Struct]:
-        """Decode body and query of a call; return, as `body` and `query`, those that the handler declares.
-
-        Raises Rejected if one does not fit its struct, and for a body or query that the handler does not declare.
-        """
+        """Decode body and query of a call; return, as `body` and `query`, those that the handler declares."""
         body, query = call.parse_body(self.body or EmptyBody), call.parse_query(self.query or EmptyBody)
         arguments = {"body": body} if self.body else {}
         return {**arguments, "query": query} if self.query else arguments
@@ -98,11 +79,7 @@ class HandlerSignature:
 
 @cache
 def handler_signature(handler: Handler) -> HandlerSignature:
-    """Read a handler's signature from its annotations and docstring; cached.
-
-    The handler takes context, call and, if it wants them, body and query. Raises TypeError for other parameters,
-    KeyError without a return annotation.
-    """
+    """Read a handler's signature from its annotations and docstring; cached."""
     hints = get_type_hints(handler)
     names = list(inspect.signature(handler).parameters)
     if names[:2] != ["context", "call"] or not set(names[2:]) <= {"body", "query"}:
@@ -119,8 +96,7 @@ def handler_signature(handler: Handler) -> HandlerSignature:
 class ApiRoute:
     """A route of the API: the caller needs `right` over each resource id that `resources` returns.
 
-    `resources(context, call)` is a function. `path` is below API_PREFIX, in starlette's syntax; `status` is the HTTP
-    status of a successful response. With `show_repeated`, the route takes an Idempotency-Key.
+    With `show_repeated`, the route takes an Idempotency-Key.
     """
 
     method: str  # such as GET
@@ -133,10 +109,7 @@ class ApiRoute:
 
     @property
     def signature(self) -> HandlerSignature:
-        """What the handler declares: its body, query, response type and summary.
-
-        Raises TypeError if the handler has wrong parameters, KeyError if it has no return annotation.
-        """
+        """What the handler declares: its body, query, response type and summary."""
         return handler_signature(self.handler)
 
 

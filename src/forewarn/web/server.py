@@ -60,10 +60,8 @@ _SHUTDOWN_GRACE_S = 5
 class _BoundedH11Connection(H11Protocol):
     """An HTTP/1.1 connection with time limits for requests and for unread responses.
 
-    It aborts a connection whose request comes too slowly (its head in 5 s, all of it in 15 s or, if signed in, 60 s),
-    or whose peer reads nothing for WRITE_TIMEOUT_S. If its slot has a refusal, its request is answered with that error,
-    and the connection is closed. It uses h11 since uvicorn's faster parser does not limit the size of a request's head.
-    The event `closed` is set when the connection is lost. `arguments` are those of uvicorn's H11Protocol.
+    If its slot has a refusal, its request is answered with that error, and the connection is closed. It uses h11 since
+    uvicorn's faster parser does not limit the size of a request's head.
     """
 
     def __init__(self, slot: ConnectionSlot, **arguments: Any) -> None:
@@ -89,10 +87,6 @@ class _BoundedH11Connection(H11Protocol):
         self.closed.set()
 
     def data_received(self, data: bytes) -> None:
-        """Parses the data, and handles a request that is complete.
-
-        Then it tells the slot, so that the connection is not closed for another one.
-        """
         super().data_received(data)
         if not self._is_receiving():
             self._slot.request_received()
@@ -163,10 +157,7 @@ def _refusing_app(refusal: ForewarnError) -> ASGIApp:
 
 
 def is_loopback_address(address: str) -> bool:
-    """Return whether the text is a loopback address, which may be an IPv4-mapped IPv6 address.
-
-    Returns False for any other text, including `localhost`.
-    """
+    """Return whether the text is a loopback address, which may be an IPv4-mapped IPv6 address."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -177,10 +168,8 @@ def is_loopback_address(address: str) -> bool:
 class ConnectionAcceptor:
     """Accepts connections of one bound socket, within `shares`, until it is closed; serves each in a task.
 
-    It starts to listen and accept when it is made, so make it inside an event loop. `make_protocol` makes the HTTP
-    protocol of a connection. With an `ssl_context` it detects TLS by the first byte; a connection without TLS that is
-    not from this machine gets a 400. Without one it serves plain HTTP; on a unix socket only to the user of this
-    process and to root, others get a 403. It never closes the socket.
+    With an `ssl_context` it detects TLS by the first byte; a connection without TLS that is not from this machine gets
+    a 400. On a unix socket it serves only the user of this process and root. It never closes the socket.
     """
 
     def __init__(
@@ -200,10 +189,7 @@ class ConnectionAcceptor:
         self._accept_task = asyncio.create_task(self._accept_loop())
 
     async def close(self) -> None:
-        """Stop accepting connections; open connections and the socket stay open.
-
-        The owner closes the socket; until then the kernel still queues new connections.
-        """
+        """Stop accepting connections; open connections and the socket stay open."""
         self._accept_task.cancel()
         await asyncio.gather(self._accept_task, return_exceptions=True)
 
@@ -307,10 +293,6 @@ class _ServedConnection:
 
 
 async def _peek_first_byte(connection: socket.socket) -> bytes:
-    """The first byte of the peer, left unread; empty if the peer closes the connection.
-
-    Raises TimeoutError.
-    """
     connection.setblocking(False)
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -362,10 +344,7 @@ class ServingState:
 
     @classmethod
     def of_app(cls, app: Any) -> ServingState:
-        """Return the state with the connection shares and the shutdown event of the app's `dependencies`.
-
-        Raises AttributeError if the app's state has no dependencies.
-        """
+        """Return the state with the connection shares and the shutdown event of the app's `dependencies`."""
         dependencies = app.state.dependencies
         return cls(connection_shares=dependencies.connection_shares, shutting_down=dependencies.shutting_down)
 
@@ -399,12 +378,10 @@ class _UvicornServer(uvicorn.Server):
 
 @asynccontextmanager
 async def serve_unix(app: ASGIApp, path: Path, state: ServingState | None = None) -> AsyncIterator[None]:
-    """Serve the app on a new unix socket at `path` until the block is left; yields nothing.
+    """Serve the app on a new unix socket at `path` until the block is left.
 
-    The socket has mode 0600, and replaces one that no process listens on. Only the user of this process and root are
-    served, others get a 403. At the end it sets `shutting_down` of `state` (None: of the app's dependencies), waits up
-    to five seconds for open requests and removes the socket. Raises Refused if a process listens there or the path is
-    another file, Rejected for a bad path.
+    The socket has mode 0600, and replaces one that no process listens on. At the end it sets `shutting_down`, and waits
+    up to five seconds for open requests.
     """
     sock = bind_unix_socket(path)  # before the try: a file of another process must stay
     try:
@@ -420,10 +397,8 @@ async def serve_tls(
 ) -> AsyncIterator[ssl.SSLContext]:
     """Serve the app over TLS on a bound socket until the block is left; yields the TLS context.
 
-    A certificate that is loaded into the context later applies to new connections. Clients on this machine may use
-    plain HTTP. At the end it sets `shutting_down` of `state` (None: of the app's dependencies), waits up to five
-    seconds for open requests and closes the socket. `certificate` and `key` are PEM files; raises OSError if one is
-    missing or bad.
+    A certificate that is loaded into the context later applies to new connections. At the end it sets `shutting_down`,
+    and waits up to five seconds for open requests.
     """
     config = _uvicorn_config(app, ssl_certfile=certificate, ssl_keyfile=key, ssl_ciphers=AEAD_CIPHERS)
     config.load()

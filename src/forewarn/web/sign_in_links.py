@@ -19,8 +19,7 @@ def sign_in_link_identity(caller: Principal, sign_in: TokenService, store: Store
     """Return whom a sign-in link that `caller` creates signs in; creates no link.
 
     A client signs in itself. For the owner of the service it is the client `admin`, or the owner (`is_owner`) if
-    callers sign in at an external issuer, or if `admin` does not exist or is not an administrator. Raises Refused for
-    other callers (VMs, users of an external issuer), and Unauthenticated for a client that was removed.
+    callers sign in at an external issuer, or if `admin` is not an administrator.
     """
     if caller.id == _OWNER_ID:
         return _administrator_identity(sign_in, store) or _owner_identity(caller)

@@ -34,11 +34,7 @@ class NewStandingOrder(StrictBody, frozen=True, kw_only=True):
     blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24..2026-12-26`; need windows
 
     def to_order(self, who: str, at: float) -> StandingOrder:
-        """Return the standing order that this body describes, given by `who` at lab time `at`; sets nothing.
-
-        Raises Rejected for wrong windows or blackouts, and for blackouts without a window. The rest is checked when the
-        order is set.
-        """
+        """Return the standing order that this body describes, given by `who` at lab time `at`; sets nothing."""
         try:
             calendar = make_calendar(self.windows, self.blackouts, None)
         except ValueError as error:
@@ -95,11 +91,7 @@ class StandingOrderView(BaseView, frozen=True, kw_only=True):
 
 
 def read_standing_order(context: RequestContext) -> StandingOrderView:
-    """Return the standing order and its progress now; `is_set` is False if there is no order.
-
-    Hosts are sorted by when they are late, then by when they are due; the first 1,000 are shown. Does not check what
-    the caller may see.
-    """
+    """Return the standing order and its progress now; `is_set` is False if there is no order."""
     order = context.control.standing_order.order
     if order is None:
         return StandingOrderView(is_set=False)

@@ -37,8 +37,8 @@ _BATCH_SIZE = 500  # VMs or scopes between two chances for other tasks to run
 class ViewBuilder:
     """Builds views of events, VMs, hosts and scopes for one request; checks no rights of the caller.
 
-    It does leave faults, and other scopes that the caller may not see, out of the texts of views. Reads from the store,
-    and caches scopes and gates, so make a new one for each request.
+    It leaves faults, and other scopes that the caller may not see, out of the texts of views. It caches scopes and
+    gates, so make a new one for each request, after `flush_observations`.
     """
 
     def __init__(self, context: RequestContext) -> None:
@@ -51,26 +51,16 @@ class ViewBuilder:
         self._polls: dict[str, LastPoll] | None = None  # of the whole fleet, set by `fleet`
 
     def events(self, events: Iterable[Event]) -> tuple[EventView, ...]:
-        """Return views of these events, in order, with what they wait for and when they were delivered.
-
-        Deliveries are those that are stored: call `flush_observations` first.
-        """
+        """Return views of these events, in order, with what they wait for and when they were delivered."""
         return tuple(self.event(event) for event in events)
 
     def scopes_of(self, events: Iterable[Event]) -> tuple[ScopeSummaryView, ...]:
-        """Return views of the scopes of these events, each once, in the order of the events.
-
-        Scopes that do not exist any more are left out.
-        """
+        """Return views of the scopes of these events, each once, in the order of the events."""
         scopes = map(self.load_scope, dict.fromkeys(event.scope_id for event in events))
         return tuple(self.scope(scope) for scope in scopes if scope is not None)
 
     def event(self, event: Event) -> EventView:
-        """Return the view of an event, with what it waits for and when it was first delivered to a VM.
-
-        Its texts name no faults, unless the caller sees everything. Deliveries are those that are stored: call
-        `flush_observations` first.
-        """
+        """Return the view of an event, with what it waits for and when it was first delivered to a VM."""
         event = self._context.visibility.shown_event(event)
         row = event.rules
         wait = self.pending_wait(event)
@@ -117,11 +107,7 @@ class ViewBuilder:
         )
 
     def pending_wait(self, event: Event) -> StartWait | None:
-        """Return what a scheduled event waits for before its start; None if it may start, started or is over.
-
-        The text names no other scopes if the caller may not see one of those that the event waits for. Also returns
-        None if its scope does not exist.
-        """
+        """Return what a scheduled event waits for before its start; None if it may start, started or is over."""
         if event.status is not EventState.SCHEDULED or (scope := self.load_scope(event.scope_id)) is None:
             return None
         wait = start_wait(scope, event, self._context_for(scope))
@@ -154,10 +140,7 @@ class ViewBuilder:
         return self._scopes[scope_id]
 
     def vm(self, vm: Vm) -> VmView:
-        """Return the view of a VM, present or removed, with its last poll and the number of its live events.
-
-        The poll is the one that is stored: call `flush_observations` first.
-        """
+        """Return the view of a VM, present or removed, with its last poll and the number of its live events."""
         scope = self.load_scope(vm.scope_id)
         polled = self._polled(vm)
         base = self._context.dependencies.endpoint_of(vm)
@@ -199,10 +182,7 @@ class ViewBuilder:
         )
 
     def host(self, host: Host, vms: Iterable[Vm] | None = None) -> HostView:
-        """Return the view of a host that names `vms`, or all VMs on it, visible or not, if that is None.
-
-        `unreachable` is True if the host did not answer the hypervisor when this builder was made.
-        """
+        """Return the view of a host that names `vms`, or all VMs on it, visible or not, if that is None."""
         names = tuple(vm.name for vm in (self._store.vms(host=host.name) if vms is None else vms))
         return HostView(
             name=host.name,
@@ -215,10 +195,7 @@ class ViewBuilder:
         )
 
     def scope(self, scope: Scope) -> ScopeSummaryView:
-        """Return the view of a scope with the names of its present VMs and the number of its live events.
-
-        Everything is as of the given scope; the store is not read.
-        """
+        """Return the view of a scope with the names of its present VMs and the number of its live events."""
         return ScopeSummaryView(
             id=scope.id,
             title=scope_title(scope),
@@ -233,11 +210,7 @@ class ViewBuilder:
         )
 
     async def fleet(self, hosts: list[Host], vms: list[Vm], host_vms: list[Vm]) -> FleetView:
-        """Return views of these hosts and VMs, and of the VMs' scopes; lets other tasks run in between.
-
-        Each host names those VMs of `host_vms` that are on it. Polls are those that are stored: call
-        `flush_observations` first. Call it on a new builder: it adds every scope that the builder has loaded.
-        """
+        """Return views of these hosts and VMs, and of the VMs' scopes; lets other tasks run in between."""
         self._polls = {polled.vm: polled for polled in self._store.last_polls()}
         by_host: dict[str, list[Vm]] = defaultdict(list)
         for vm in host_vms:
@@ -270,10 +243,7 @@ def request_view(request: MaintenanceRequest) -> RequestView:
 
 
 def live_events_of_vm(scope: Scope, name: str) -> list[Event]:
-    """Return the live events of the scope that affect the VM of this name, in order of publication.
-
-    Letter case is ignored.
-    """
+    """Return the live events of the scope that affect the VM of this name, in order of publication."""
     return [event for event in scope.live_events() if event_lists_vm(event, name)]
 
 
