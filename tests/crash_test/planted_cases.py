@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from forewarn.crash_test import remedies
 from forewarn.crash_test.case import Case
 from forewarn.crash_test.cases import find_case
 from forewarn.crash_test.claims import DEFAULT_CLAIMS, Approves, HandlerClaims, HandlerProfile
@@ -51,6 +52,7 @@ DEFECTS: dict[str, Defect] = {
     "reading-empty-date": Defect.NEEDS_DATE,
     "reading-empty-date-preempt": Defect.NEEDS_DATE,
     "reading-iso-date": Defect.NEEDS_DATE,
+    "reading-wrong-weekday": Defect.CHECKS_WEEKDAY,
     "reading-unknown-keys": Defect.EXITS_ON_UNKNOWN_KEY,
     "reading-unknown-keys-preempt": Defect.EXITS_ON_UNKNOWN_KEY,
     "reading-missing-fields": Defect.NEEDS_EVERY_FIELD,
@@ -133,6 +135,64 @@ DEFECTS: dict[str, Defect] = {
     "cost-throttled": Defect.RETRIES_WITHOUT_PAUSE,
     "cost-refused": Defect.RETRIES_WITHOUT_PAUSE,
     "cost-unanswered": Defect.PILES_REQUESTS_UP,
+}
+
+# What a person would change in a handler with this defect; one case may need another remedy for it than the next.
+REMEDIES: dict[Defect, tuple[str, ...]] = {
+    Defect.EXITS_ON_CONNECTION_ERROR: (remedies.DO_NOT_EXIT,),
+    Defect.EXITS_ON_ERROR_STATUS: (remedies.DO_NOT_EXIT,),
+    Defect.EXITS_ON_BAD_DOCUMENT: (remedies.DO_NOT_EXIT,),
+    Defect.GIVES_UP_AT_START: (remedies.DO_NOT_EXIT,),
+    Defect.HAS_NO_TIMEOUT: (remedies.KEEP_POLLING,),
+    Defect.IMPATIENT: (remedies.WAIT_FOR_ANSWERS,),
+    Defect.HAS_SMALL_BUFFER: (remedies.READ_WHOLE_BODIES,),
+    Defect.NEEDS_CONTENT_LENGTH: (remedies.READ_WHOLE_BODIES,),
+    Defect.POLLS_EVERY_MINUTE: (remedies.POLL_OFTEN,),
+    Defect.POLLS_WITHOUT_PAUSE: (remedies.SEND_LESS,),
+    Defect.RETRIES_WITHOUT_PAUSE: (remedies.BACK_OFF, remedies.APPROVE_WITH_PAUSES, remedies.SLEEP_BETWEEN_POLLS),
+    Defect.KEEPS_CONNECTIONS: (remedies.REUSE_CONNECTIONS,),
+    Defect.KEEPS_DOCUMENTS: (remedies.FREE_MEMORY,),
+    Defect.PILES_REQUESTS_UP: (remedies.REUSE_CONNECTIONS,),
+    Defect.EXITS_ON_UNKNOWN_KEY: (remedies.READ_KNOWN_KEYS,),
+    Defect.EXITS_ON_UNKNOWN_KIND: (remedies.SKIP_UNUSABLE_EVENTS,),
+    Defect.EXITS_ON_EMPTY_DATE: (remedies.DO_NOT_EXIT,),
+    Defect.NEEDS_EVERY_FIELD: (remedies.READ_KNOWN_KEYS, remedies.SKIP_UNUSABLE_EVENTS),
+    Defect.NEEDS_DATE: (remedies.READ_ANY_DATE,),
+    Defect.CHECKS_WEEKDAY: (remedies.READ_ANY_DATE,),
+    Defect.NEEDS_HIGHER_INCARNATION: (remedies.READ_EVERY_DOCUMENT,),
+    Defect.IGNORES_FIRST_DOCUMENT: (remedies.ACT_ON_FIRST_DOCUMENT,),
+    Defect.READS_FIRST_EVENT_ONLY: (remedies.READ_EVERY_EVENT,),
+    Defect.READS_LAST_EVENT_ONLY: (remedies.APPROVE_OWN_ONLY,),
+    Defect.KNOWS_REBOOT_ONLY: (remedies.PREPARE_FOR_REDEPLOY,),
+    Defect.IGNORES_RESOURCES: (remedies.ONLY_OWN_EVENTS, remedies.APPROVE_OWN_ONLY),
+    Defect.COMPARES_EXACTLY: (remedies.COMPARE_NAMES,),
+    Defect.COMPARES_BEGINNINGS: (remedies.COMPARE_NAMES,),
+    Defect.READS_FIRST_NAME_ONLY: (remedies.COMPARE_NAMES,),
+    Defect.USES_HOSTNAME: (remedies.COMPARE_NAMES,),
+    Defect.NEEDS_UNDERSCORE: (remedies.COMPARE_NAMES,),
+    Defect.DOES_NOTHING: (remedies.PREPARE_EARLY,),
+    Defect.PREPARES_FOR_EVERYTHING: (remedies.IGNORE_FREEZES,),
+    Defect.STOPS_POLLING_WHILE_PENDING: (remedies.POLL_OFTEN,),
+    Defect.WAITS_FOR_FIRST_EVENT: (remedies.HANDLE_EACH_EVENT,),
+    Defect.USES_OWN_CLOCK: (remedies.USE_SERVICE_CLOCK,),
+    Defect.LOSES_PREPARATION: (remedies.STAY_PREPARED,),
+    Defect.MARKS_DONE_FIRST: (remedies.NOTE_SUCCESS_ONLY,),
+    Defect.HANGS_AFTER_FREEZE: (remedies.KEEP_POLLING,),
+    Defect.NEVER_APPROVES: (remedies.APPROVE_IN_TIME,),
+    Defect.APPROVES_FIRST: (remedies.APPROVE_AFTER_PREPARING,),
+    Defect.APPROVES_TWICE: (remedies.APPROVE_ONCE,),
+    Defect.APPROVES_NEVERTHELESS: (remedies.APPROVE_NOTHING,),
+    Defect.IGNORES_REFUSAL: (remedies.RETRY_APPROVAL,),
+    Defect.SENDS_NO_HEADER: (remedies.SEND_WELL_FORMED_APPROVALS,),
+    Defect.LEAVES_IT_TO_THE_FIRST: (remedies.LET_ANOTHER_APPROVE,),
+    Defect.NEVER_RECOVERS: (remedies.RECOVER,),
+    Defect.WAITS_FOR_STARTED: (remedies.RECOVER,),
+    Defect.STOPS_AFTER_FIRST_EVENT: (remedies.HANDLE_NEXT_EVENT,),
+    Defect.FORGETS_RETURNED_EVENT: (remedies.PREPARE_AGAIN,),
+    Defect.FORGETS_AT_RESTART: (remedies.RECOVER,),
+    Defect.PREPARES_AGAIN_AT_START: (remedies.PREPARE_ONCE,),
+    Defect.NEEDS_FREE_LOCK: (remedies.START_AGAIN,),
+    Defect.NEEDS_DISK: (remedies.WORK_WITHOUT_DISK,),
 }
 
 

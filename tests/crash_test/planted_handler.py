@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from email.utils import parsedate_to_datetime
+from email.utils import format_datetime, parsedate_to_datetime
 from enum import StrEnum
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -58,6 +58,7 @@ class Defect(StrEnum):
     EXITS_ON_EMPTY_DATE = "exits-on-empty-date"
     NEEDS_EVERY_FIELD = "needs-every-field"  # exits if an event lacks one
     NEEDS_DATE = "needs-date"  # ignores an event whose NotBefore is no RFC 1123 date
+    CHECKS_WEEKDAY = "checks-weekday"  # ignores an event whose NotBefore has a wrong one
     NEEDS_HIGHER_INCARNATION = "needs-higher-incarnation"
     IGNORES_FIRST_DOCUMENT = "ignores-first-document"  # takes what it lists for the normal state
     READS_FIRST_EVENT_ONLY = "reads-first-event-only"
@@ -325,9 +326,12 @@ class PlantedHandler:
     def _is_near(self, event: dict[str, Any], now: float) -> bool:
         """Return whether the event starts soon, by the service's clock; one without a readable date does."""
         try:
-            at = parsedate_to_datetime(event["NotBefore"]).timestamp()
+            date = parsedate_to_datetime(event["NotBefore"])
         except (ValueError, TypeError):
             return Defect.NEEDS_DATE not in self._defects
+        if Defect.CHECKS_WEEKDAY in self._defects and format_datetime(date)[:3] != event["NotBefore"][:3]:
+            return False
+        at = date.timestamp()
         if Defect.WAITS_FOR_FIRST_EVENT in self._defects:
             time.sleep(max(0.0, at - now))
         if Defect.USES_OWN_CLOCK in self._defects:

@@ -42,6 +42,7 @@ def spoiled(substitute: SpoiledAnswer, answer: ServiceAnswer | None = None) -> A
 
 EDITS: dict[str, SpoiledAnswer] = {
     "iso dates": answers.iso_dates(),
+    "weekdays": answers.wrong_weekdays(),
     "empty NotBefore": answers.empty_not_before(),
     "unknown type": answers.unknown_event_type(),
     "unknown keys": answers.unknown_keys(),
@@ -82,7 +83,7 @@ def test_an_edit_changes_a_document_and_removes_its_etag(edit: SpoiledAnswer) ->
     assert edit.transform(before) == after  # pure
 
 
-@pytest.mark.parametrize("edit", ["iso dates", "lower case", "missing fields", "older", "repeated"])
+@pytest.mark.parametrize("edit", ["iso dates", "weekdays", "lower case", "missing fields", "older", "repeated"])
 def test_an_edit_that_finds_nothing_to_change_keeps_the_bytes(edit: str) -> None:
     answer = document()
     assert EDITS[edit].transform(answer) is answer
@@ -97,6 +98,13 @@ def test_an_edit_keeps_elements_that_are_no_events_and_the_order_of_keys() -> No
 def test_dates_become_iso_dates_of_the_same_time() -> None:
     first, second = spoiled(answers.iso_dates(), document(EVENT, SECOND))["Events"]
     assert first["NotBefore"] == "2016-09-19T18:29:47Z"
+    assert parse_date(first["NotBefore"]) == parse_date(str(EVENT["NotBefore"]))
+    assert second["NotBefore"] == ""
+
+
+def test_a_date_keeps_its_time_when_its_weekday_is_wrong() -> None:
+    first, second = spoiled(answers.wrong_weekdays(), document(EVENT, SECOND))["Events"]
+    assert first["NotBefore"] == "Sun, 19 Sep 2016 18:29:47 GMT"
     assert parse_date(first["NotBefore"]) == parse_date(str(EVENT["NotBefore"]))
     assert second["NotBefore"] == ""
 

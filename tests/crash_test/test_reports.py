@@ -12,6 +12,8 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from forewarn.cli.crash_test_run import ReportFiles, report_result
+from forewarn.cli.invocation import Invocation
 from forewarn.crash_test.badge import badge_svg
 from forewarn.crash_test.baseline import baseline_text, compare_with_baseline, load_baseline
 from forewarn.crash_test.case import Case
@@ -22,7 +24,7 @@ from forewarn.crash_test.html_report import html_report
 from forewarn.crash_test.junit import junit_xml
 from forewarn.crash_test.result import CrashTestResult
 from forewarn.crash_test.text_report import render_result
-from forewarn.crash_test.timeline import Disturbance, EventPublished, Impact, Timeline
+from forewarn.crash_test.timeline import Disturbance, EventPublished, Impact, ProgramOutput, Timeline
 from forewarn.crash_test.timeline_picture import timeline_svg
 from forewarn.crash_test.verdict import CaseOutcome, Severity
 from forewarn.errors import Rejected
@@ -60,6 +62,35 @@ def test_the_terminal_shows_failures_before_slowness_and_how_to_run_them_again()
     assert text.index("✗ notice-fail") < text.index("~ notice-slow") < text.index("? unknown: this was unknown")
     assert "run it again: forewarn crash-test replay 'my result.json' --case notice-fail" in text
     assert "run it again: the same command with --only notice-fail" in text_of(a_result(*ONE_OF_EACH))
+
+
+def test_the_terminal_shows_what_was_done_to_a_failing_handler_and_its_last_words() -> None:
+    more = (Disturbance(at=28.0, text="the handler was killed"), Disturbance(at=29.0, vm="web-1", text="not ours"))
+    timeline = a_timeline(*more, ProgramOutput(at=29.0, vm="web-1", text="not ours"))
+    text = text_of(a_result(*ONE_OF_EACH, timeline=timeline))
+    assert "disturbed: answers 503 (from 20.0 s to 26.0 s); the handler was killed (at 28.0 s)" in text
+    assert "last output: done <b>&\ufffd[31m" in text
+    assert "not ours" not in text
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected", "allow_unknown", "code"),
+    [
+        ([CaseOutcome.PASS, CaseOutcome.SLOW], {}, False, 0),
+        ([CaseOutcome.FAIL], {}, False, 1),
+        ([CaseOutcome.FAIL], {"notice-0": "known"}, False, 0),
+        ([CaseOutcome.FAIL, CaseOutcome.UNKNOWN], {}, True, 1),
+        ([CaseOutcome.NOT_APPLICABLE], {}, True, 2),
+        ([CaseOutcome.PASS, CaseOutcome.UNKNOWN], {}, False, 3),
+        ([CaseOutcome.PASS, CaseOutcome.UNKNOWN], {}, True, 0),
+        ([CaseOutcome.FAIL, CaseOutcome.UNKNOWN], {"notice-0": "known"}, False, 3),
+    ],
+)
+def test_the_exit_code_tells_whether_work_is_lost_or_may_be(
+    outcomes: list[CaseOutcome], expected: dict[str, str], allow_unknown: bool, code: int
+) -> None:
+    result = a_result(*(a_case(f"notice-{number}", outcome) for number, outcome in enumerate(outcomes)))
+    assert report_result(Invocation(), result, ReportFiles(), expected, allow_unknown=allow_unknown) == code
 
 
 def test_the_terminal_says_what_to_fix_before_the_grade() -> None:

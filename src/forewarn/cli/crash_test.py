@@ -93,6 +93,7 @@ def _json_value(arguments: Sequence[str]) -> str:
     "--cases", "case_files", multiple=True, type=click.Path(path_type=Path), help="Add the cases of this file."
 )
 @click.option("--baseline", type=click.Path(path_type=Path), help="Read expected failures; exit 0 if only they fail.")
+@click.option("--allow-unknown", is_flag=True, help="Exit 0 even if it is unknown whether work is lost.")
 @click.option(
     "--write-baseline",
     type=click.Path(path_type=Path),
@@ -107,16 +108,16 @@ def crash_test(ctx: click.Context, /, **options: Any) -> None:
     """Run a handler through what goes wrong in production, and grade it.
 
     \b
-    forewarn crash-test -- ./my-handler
+    forewarn crash-test --prepared 'test -e drained' --recovered 'test ! -e drained' -- ./my-handler
     forewarn crash-test --profile spot --prepared 'test -f /tmp/saved' -- ./my-handler
     forewarn crash-test --attach 127.0.0.1:8080
 
-    \f
-    Runs the command after `--` once per case, or with --attach observes a handler that runs elsewhere, then prints the
-    grade and writes the reports. With a subcommand it does nothing itself. `options` has the values of the options.
-    Exit codes: 0 without failures that the baseline does not expect, 1 with such failures, 2 if the handler did not run
-    or the input is wrong, 130 after Ctrl-C and 143 after SIGTERM. All input is checked before anything starts. After an
-    interruption no report is written.
+    \b
+    Exit codes:
+    0  no case failed, except those of the baseline
+    1  a case failed
+    2  the handler did not run, or the input is wrong
+    3  no case failed, but it is unknown whether work is lost
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -136,7 +137,7 @@ def crash_test(ctx: click.Context, /, **options: Any) -> None:
     plan = make_plan(ctx.meta.get("handler", ()), known, options)
     path = options["baseline"]
     expected = load_baseline(path, [case.id for case in known]) if path else {}
-    ctx.exit(report_result(call, run_plan(call, plan), files, expected))
+    ctx.exit(report_result(call, run_plan(call, plan), files, expected, allow_unknown=options["allow_unknown"]))
 
 
 @crash_test.command("list")
@@ -222,9 +223,7 @@ def replay(ctx: click.Context, result_file: Path, case_id: str, recorded: bool) 
 
     \f
     `result_file` is the file of --json of that run, `case_id` the exact id of a case in it. With `recorded` nothing
-    runs: the case, as it is defined now, judges what was recorded. Prints the result, writes no files, and exits with 0
-    without failures, 1 with one, 2 if the handler did not run, 130 or 143 after SIGINT or SIGTERM. Raises Rejected for
-    a wrong file or case, before anything starts.
+    runs: the case, as it is defined now, judges what was recorded. Prints the result, and writes no files.
     """
     with require_server_extra("crash-test replay"):
         from forewarn.cli.crash_test_run import ReportFiles, find_case_of_result, plan_replay, report_result, run_plan

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _CASES_PER_CORE = 6  # handlers mostly sleep
 _EXIT_NEW_FAILURES = 1
 _EXIT_NOT_RUN = 2
+_EXIT_UNKNOWN = 3
 _STDOUT = Path("-")
 
 
@@ -237,14 +238,18 @@ def _interrupted_message(plan: CrashTestPlan, done: list[JudgedCase]) -> str:
 
 
 def report_result(
-    call: Invocation, result: CrashTestResult, files: ReportFiles, expected: Mapping[str, str] | None = None
+    call: Invocation,
+    result: CrashTestResult,
+    files: ReportFiles,
+    expected: Mapping[str, str] | None = None,
+    *,
+    allow_unknown: bool = False,
 ) -> int:
     """Print the result, write its report files, and return the exit code of the command.
 
     Prints to stdout, or to stderr if stdout gets the JSON. `expected` has the failures of the baseline, case id →
-    reason (None without a baseline); cases in it that passed are named too. The exit code is 0 without unexpected
-    failures, 1 with some, and 2 if the handler did not run. Replaces existing files, in the order JSON, JUnit, HTML,
-    badge, baseline; raises OSError if one cannot be written, and the files before it stay.
+    reason (None without a baseline); cases in it that passed are named too. Replaces existing files, in the order JSON,
+    JUnit, HTML, badge, baseline; raises OSError if one cannot be written, and the files before it stay.
     """
     from forewarn.crash_test.baseline import compare_with_baseline
     from forewarn.crash_test.grading import Grade
@@ -259,7 +264,13 @@ def report_result(
     _write_files(result, files, expected or {})
     if result.grade.grade is Grade.NOT_RUN:
         return _EXIT_NOT_RUN
-    return _EXIT_NEW_FAILURES if comparison.new_failures else 0
+    if comparison.new_failures:
+        return _EXIT_NEW_FAILURES
+    if not result.grade.unknown or allow_unknown:
+        return 0
+    # A CI job that may lose work must not look like one that does not.
+    console.print(f"It is unknown whether work is lost: exit code {_EXIT_UNKNOWN} (0 with --allow-unknown).")
+    return _EXIT_UNKNOWN
 
 
 def _write_files(result: CrashTestResult, files: ReportFiles, expected: Mapping[str, str]) -> None:

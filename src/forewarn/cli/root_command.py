@@ -3,7 +3,7 @@
 0    done
 1    the awaited operation failed, or the service failed
 2    bad input, or the service refused
-3    no service answers, or it is unavailable now
+3    no service answers, or it is unavailable now; `crash-test`: it is unknown whether work is lost
 4    `serve`: another control node has taken over, so this process must be started again
 130  interrupted
 """

@@ -102,6 +102,7 @@ def status(
     headers = () if retry_after is None else (("Retry-After", str(retry_after)),)
     response = HttpResponse(status=code, headers=(JSON_CONTENT_TYPE, *headers), body=body)
     name = f"status {code}" if retry_after is None else f"status {code} with Retry-After: {retry_after}"
+    name += " for approvals" if concerns is Concerns.APPROVALS else ""
     return replace(_whole_answer(name, response, concerns), withholds_request=withholds_request)
 
 
@@ -211,6 +212,17 @@ def iso_dates() -> SpoiledAnswer:
             event["NotBefore"] = iso_date(at)
 
     return _edited_events("NotBefore as an ISO date", edit)
+
+
+def wrong_weekdays() -> SpoiledAnswer:
+    """Make a substitute: polls get NotBefore with the weekday of the day before; an empty one stays."""
+
+    def edit(event: _Json) -> None:
+        at = parse_date(str(event.get("NotBefore") or ""))
+        if at is not None:
+            event["NotBefore"] = http_date(at - 86_400.0)[:3] + http_date(at)[3:]
+
+    return _edited_events("NotBefore with a wrong weekday", edit)
 
 
 def empty_not_before() -> SpoiledAnswer:
@@ -373,12 +385,14 @@ def never_answers(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
 
     `concerns` says for which requests. The service gets the request and acts on it.
     """
-    return SpoiledAnswer(name="no answer", never_answers=True, concerns=concerns)
+    name = "no answer to approvals" if concerns is Concerns.APPROVALS else "no answer"
+    return SpoiledAnswer(name=name, never_answers=True, concerns=concerns)
 
 
 def resets_connections(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
     """Make a substitute: reset the connections of `concerns`, after the service has acted on the request."""
-    return SpoiledAnswer(name="connection reset", resets=True, concerns=concerns)
+    name = "connection reset after approvals" if concerns is Concerns.APPROVALS else "connection reset"
+    return SpoiledAnswer(name=name, resets=True, concerns=concerns)
 
 
 def refuses_connections() -> SpoiledAnswer:

@@ -6,7 +6,7 @@ A case file of your own is a Python file that makes cases with `Case` and lists 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from forewarn.crash_test.claims import HandlerClaims, HandlerProfile
@@ -75,6 +75,10 @@ class Demand:
     probe: Probe | None = None  # the probe that the user must have given; None: it needs none
     remedy: str = ""  # what to change in a handler that does not do it, as a sentence; "": nothing is known
     watches_process: bool = False  # it reads exits, output or resources of the handler's process
+
+    def with_remedy(self, remedy: str) -> Demand:
+        """Return a copy for a case in which a failure has a cause of its own, so that another remedy helps."""
+        return replace(self, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

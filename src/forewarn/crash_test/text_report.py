@@ -15,6 +15,7 @@ from forewarn.crash_test.fixes import HandlerFix, find_fixes
 from forewarn.crash_test.grade_text import explain_grade
 from forewarn.crash_test.grading import Grade
 from forewarn.crash_test.result import CaseResult, CrashTestResult
+from forewarn.crash_test.timeline import Disturbance, EventEnded, ProgramOutput
 from forewarn.crash_test.verdict import CaseOutcome, Finding
 from forewarn.wording import first_names
 
@@ -33,6 +34,7 @@ OUTCOME_SYMBOLS = {  # so that the table can be read without colours
     CaseOutcome.NOT_APPLICABLE: "–",
 }
 _FIRST_FIXES = 3
+_FIRST_DISTURBANCES = 4
 _INDENT = 4
 
 
@@ -72,16 +74,32 @@ def _matrix(cases: Sequence[CaseResult]) -> Table:
 
 
 def _case_evidence(case: CaseResult, replay: str, *, is_expected: bool) -> Iterator[RenderableType]:
-    """Yield what was demanded and seen in a case that failed or was slow, and how to run it again."""
+    """Yield what was done, demanded and seen in a case that failed or was slow, and how to run it again."""
     headline = Text(f"\n{OUTCOME_SYMBOLS[case.outcome]} {case.id}", style=OUTCOME_STYLES[case.outcome])
     about = "expected by the baseline" if is_expected else str(case.severity)
     headline.append(f"  {_one_line(case.title)} ({about})", style="default not bold")
     yield headline
+    if done := _describe_disturbances(case):
+        yield _indented(Text(f"disturbed: {_one_line(done)}"))
     for finding in _findings(case):
         yield _indented(Text(f"demanded: {_one_line(finding.demand)}"))
         seen = f"{finding.outcome}: {_one_line(finding.seen)}"
         yield _indented(Text(seen, style=OUTCOME_STYLES[finding.outcome]))
+    if written := case.timeline.of(ProgramOutput, case.vm):
+        yield _indented(Text(f"last output: {_one_line(written[-1].text)}"))
     yield _indented(Text(f"run it again: {replay}", style="bright_black"))
+
+
+def _describe_disturbances(case: CaseResult) -> str:
+    texts = []
+    for item in case.timeline.observations:
+        if isinstance(item, EventEnded) and item.is_withdrawn:
+            texts.append(f"an event was withdrawn (at {item.at:.1f} s)")
+        elif isinstance(item, Disturbance) and item.vm in ("", case.vm):
+            until = "" if item.until is None else f" to {item.until:.1f} s"
+            texts.append(f"{item.text} ({'from' if until else 'at'} {item.at:.1f} s{until})")
+    shown, more = texts[:_FIRST_DISTURBANCES], len(texts) - _FIRST_DISTURBANCES
+    return "; ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
 
 
 def _unknown_lines(cases: Sequence[CaseResult]) -> Iterator[RenderableType]:

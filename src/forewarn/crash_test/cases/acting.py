@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forewarn.crash_test import answers
+from forewarn.crash_test import answers, remedies
 from forewarn.crash_test.approval_demands import approved_only_after_prepared
 from forewarn.crash_test.case import Case, Layout, Need, Script
 from forewarn.crash_test.cases.scripts import (
@@ -116,7 +116,7 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         layout=Layout.SPOT,
         script=_short_freeze,
-        demands=(not_prepared_for(), does_not_exit(), still_polls()),
+        demands=(not_prepared_for().with_remedy(remedies.IGNORE_FREEZES), does_not_exit(), still_polls()),
     ),
     Case(
         id="acting-two-at-once",
@@ -128,7 +128,12 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         is_rare=True,
         script=_two_at_once,
-        demands=(noticed(1), reacted(1, already_counts=True), does_not_exit(), still_polls()),
+        demands=(
+            noticed(1).with_remedy(remedies.HANDLE_EACH_EVENT),
+            reacted(1, already_counts=True).with_remedy(remedies.HANDLE_EACH_EVENT),
+            does_not_exit(),
+            still_polls(),
+        ),
     ),
     _STAYS_PREPARED,
     preempt_variant(_STAYS_PREPARED, _held_until_start("Preempt")),
@@ -143,7 +148,11 @@ CASES: tuple[Case, ...] = (
         is_rare=True,
         needs=frozenset({Need.NAMESPACES}),
         script=_disk_full_for_a_while,
-        demands=(prepared_before_start(margin_s=0.0), approved_only_after_prepared(), does_not_exit()),
+        demands=(
+            prepared_before_start(margin_s=0.0).with_remedy(remedies.NOTE_SUCCESS_ONLY),
+            approved_only_after_prepared(),
+            does_not_exit().with_remedy(remedies.WORK_WITHOUT_DISK),
+        ),
     ),
     Case(
         id="acting-frozen-almost-unannounced",
@@ -155,6 +164,11 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         is_rare=True,
         script=_sudden_freeze,
-        demands=(does_not_exit(), still_polls(), noticed(1), reacted(1, already_counts=True)),
+        demands=(
+            does_not_exit(),
+            still_polls(),
+            noticed(1).with_remedy(remedies.KEEP_POLLING),
+            reacted(1, already_counts=True).with_remedy(remedies.HANDLE_NEXT_EVENT),
+        ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forewarn.crash_test import answers
+from forewarn.crash_test import answers, remedies
 from forewarn.crash_test.answers import Concerns, SpoiledAnswer
 from forewarn.crash_test.case import Case, Layout, Need
 from forewarn.crash_test.cases.document_edits import still_listed
@@ -187,6 +187,10 @@ CASES: tuple[Case, ...] = (
         profiles=OBSERVED,
         severity=Severity.LOSES_WORK,
         script=_one_after_the_other,
-        demands=(noticed(1), reacted(1, already_counts=True), does_not_exit()),
+        demands=(
+            noticed(1).with_remedy(remedies.KEEP_POLLING),
+            reacted(1, already_counts=True).with_remedy(remedies.HANDLE_NEXT_EVENT),
+            does_not_exit(),
+        ),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from forewarn.crash_test import answers
+from forewarn.crash_test import answers, remedies
 from forewarn.crash_test.answers import Concerns, SpoiledAnswer
 from forewarn.crash_test.approval_demands import (
     approvals_are_well_formed,
@@ -183,7 +183,10 @@ CASES: tuple[Case, ...] = (
         script=_approval_with(
             lambda: replace(answers.never_answers(concerns=Concerns.APPROVALS), withholds_request=True), notice_s=32.0
         ),
-        demands=(does_not_exit(), polls_regularly(within_s=15.0, at_most_s=22.0)),
+        demands=(
+            does_not_exit(),
+            polls_regularly(within_s=15.0, at_most_s=22.0).with_remedy(remedies.KEEP_POLLING),
+        ),
     ),
     Case(
         id="approving-refused-for-long",
@@ -206,6 +209,6 @@ CASES: tuple[Case, ...] = (
         layout=Layout.SET,
         needs=frozenset({Need.CONTROL, Need.SEVERAL_VMS}),
         script=_approver_dies,
-        demands=(approved(),),
+        demands=(approved().with_remedy(remedies.LET_ANOTHER_APPROVE),),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forewarn.crash_test import remedies
 from forewarn.crash_test.case import Case, Layout, Need, Script
 from forewarn.crash_test.cases.scripts import (
     ALL_BUT_SPOT,
@@ -65,7 +66,11 @@ _FIRST_POLL = Case(
     severity=Severity.LOSES_WORK,
     needs=frozenset({Need.CONTROL}),
     script=_at_first_poll("Reboot"),
-    demands=(noticed(), reacted(), does_not_exit()),
+    demands=(
+        noticed().with_remedy(remedies.POLL_AT_START),
+        reacted().with_remedy(remedies.ACT_ON_FIRST_DOCUMENT),
+        does_not_exit(),
+    ),
 )
 
 CASES: tuple[Case, ...] = (
@@ -133,7 +138,11 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         layout=Layout.SET,
         script=announce("Redeploy"),
-        demands=(noticed(), prepared_before_start(), does_not_exit()),
+        demands=(
+            noticed(),
+            prepared_before_start().with_remedy(remedies.PREPARE_FOR_REDEPLOY),
+            does_not_exit(),
+        ),
     ),
     Case(
         id="notice-none",
@@ -157,7 +166,11 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         is_rare=True,
         script=_seven_days_and_soon,
-        demands=(noticed(1), prepared_before_start(1, already_counts=True), does_not_exit()),
+        demands=(
+            noticed(1).with_remedy(remedies.HANDLE_EACH_EVENT),
+            prepared_before_start(1, already_counts=True).with_remedy(remedies.HANDLE_EACH_EVENT),
+            does_not_exit(),
+        ),
     ),
     Case(
         id="notice-shorter-than-promised",
@@ -169,7 +182,11 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         is_rare=True,
         script=announce("Reboot", notice_s=12.0),
-        demands=(noticed_before_start(margin_s=4.0, least_s=1.0), prepared_before_start(margin_s=0.0), does_not_exit()),
+        demands=(
+            noticed_before_start(margin_s=4.0, least_s=1.0),
+            prepared_before_start(margin_s=0.0).with_remedy(remedies.PREPARE_AT_ONCE),
+            does_not_exit(),
+        ),
     ),
     Case(
         id="notice-polls-while-pending",

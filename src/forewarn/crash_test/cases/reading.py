@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forewarn.crash_test import answers
+from forewarn.crash_test import answers, remedies
 from forewarn.crash_test.approval_demands import approved_at_most
 from forewarn.crash_test.case import Case, Demand, Script
 from forewarn.crash_test.cases.scripts import (
@@ -12,12 +12,12 @@ from forewarn.crash_test.cases.scripts import (
     NOTICE_S,
     OBSERVED,
     SETTLE_S,
-    UNDERSTANDS,
     ScriptFactory,
     announce_after,
     announce_with,
     begin,
     preempt_variant,
+    understands,
 )
 from forewarn.crash_test.demands import noticed, prepared_at_most_once, prepared_at_start, reacted
 from forewarn.crash_test.program_demands import does_not_exit, still_polls
@@ -110,7 +110,12 @@ async def _older_document_between(stage: Stage) -> None:
     await stage.wait(SETTLE_S)
 
 
-_UNREADABLE = (reacted(1, already_counts=True), noticed(1), does_not_exit(), still_polls())
+_UNREADABLE = (
+    reacted(1, already_counts=True).with_remedy(remedies.SKIP_UNUSABLE_EVENTS),
+    noticed(1),
+    does_not_exit(),
+    still_polls(),
+)
 
 CASES: tuple[Case, ...] = (
     *_reading(
@@ -167,7 +172,7 @@ CASES: tuple[Case, ...] = (
         "A date parser that does not expect it fails at every poll, for as long as the event is listed.",
         ("aws/aws-node-termination-handler#315", "aws/aws-node-termination-handler#363"),
         announce_with(answers.empty_not_before),
-        UNDERSTANDS,
+        understands(remedies.READ_ANY_DATE),
         is_rare=True,
         on_spot=True,
     ),
@@ -182,7 +187,17 @@ CASES: tuple[Case, ...] = (
             "aws/aws-node-termination-handler#147",
         ),
         announce_with(answers.iso_dates),
-        UNDERSTANDS,
+        understands(remedies.READ_ANY_DATE),
+        is_rare=True,
+    ),
+    *_reading(
+        "wrong-weekday",
+        "The weekday in NotBefore does not belong to its date.",
+        "The documentation itself shows `Mon, 11 Apr 2026`, which is a Saturday. Some date parsers refuse such a date, "
+        "and the handler then ignores the event.",
+        (DOCUMENTATION, "https://www.rfc-editor.org/rfc/rfc5322#section-3.3"),
+        announce_with(answers.wrong_weekdays),
+        understands(remedies.READ_ANY_DATE),
         is_rare=True,
     ),
     *_reading(
@@ -191,7 +206,7 @@ CASES: tuple[Case, ...] = (
         "Every api-version added keys. Code that passes all keys on as arguments stops at the first new one.",
         ("https://github.com/microsoft/ai4s-jobq", DOCUMENTATION),
         announce_with(answers.unknown_keys),
-        UNDERSTANDS,
+        understands(remedies.READ_KNOWN_KEYS),
         on_spot=True,
     ),
     *_reading(
@@ -201,7 +216,7 @@ CASES: tuple[Case, ...] = (
         "stopped with an error.",
         ("MicrosoftDocs/azure-docs#58422", "MicrosoftDocs/azure-docs#46771"),
         announce_with(lambda: answers.without_fields("Description", "EventSource", "DurationInSeconds")),
-        UNDERSTANDS,
+        understands(remedies.READ_KNOWN_KEYS),
         is_rare=True,
         on_spot=True,
     ),
@@ -229,7 +244,11 @@ CASES: tuple[Case, ...] = (
         "than before sees nothing from then on.",
         ("https://github.com/ClusterLabs/resource-agents/blob/main/heartbeat/azure-events-az.in",),
         lambda kind: _incarnation_falls,
-        (noticed(1), reacted(1, already_counts=True, despite_disturbance=True), does_not_exit()),
+        (
+            noticed(1),
+            reacted(1, already_counts=True, despite_disturbance=True).with_remedy(remedies.READ_EVERY_DOCUMENT),
+            does_not_exit(),
+        ),
         is_rare=True,
     ),
     *_reading(

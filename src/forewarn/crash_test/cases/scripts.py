@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from forewarn.crash_test import remedies
 from forewarn.crash_test.answers import SpoiledAnswer
-from forewarn.crash_test.case import Case, Layout, Script
+from forewarn.crash_test.case import Case, Demand, Layout, Script
 from forewarn.crash_test.claims import HandlerProfile
 from forewarn.crash_test.demands import noticed, noticed_before_start, reacted
 from forewarn.crash_test.program_demands import does_not_exit, polls_again
@@ -36,14 +37,25 @@ _FIRST_POLL_WITHIN_S = 30.0  # on a busy machine a program takes long to start
 
 ScriptFactory = Callable[[str], Script]  # takes the kind of the event
 
-# What a handler must do when it gets an unusual answer that it must understand.
-UNDERSTANDS = (
-    noticed_before_start(margin_s=5.0, least_s=1.0, despite_disturbance=True),
-    reacted(despite_disturbance=True),
+# What a handler must do after its polls were not answered for a while.
+ENDURES = (
+    polls_again(at_most_s=LONGEST_PAUSE_S),
+    noticed().with_remedy(remedies.KEEP_POLLING),
+    reacted().with_remedy(remedies.ACT_AFTER_ERRORS),
     does_not_exit(),
 )
-# What a handler must do after its polls were not answered for a while.
-ENDURES = (polls_again(at_most_s=LONGEST_PAUSE_S), noticed(), reacted(), does_not_exit())
+
+
+def understands(remedy: str, *, to_get_it: str = remedies.POLL_OFTEN) -> tuple[Demand, ...]:
+    """Return what a handler must do when it gets an unusual answer that it must understand.
+
+    `remedy` helps a handler that does not react to the event, `to_get_it` one whose polls do not get it.
+    """
+    return (
+        noticed_before_start(margin_s=5.0, least_s=1.0, despite_disturbance=True).with_remedy(to_get_it),
+        reacted(despite_disturbance=True).with_remedy(remedy),
+        does_not_exit(),
+    )
 
 
 def notice_of(kind: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forewarn.crash_test import answers
+from forewarn.crash_test import answers, remedies
 from forewarn.crash_test.approval_demands import approved_at_most
 from forewarn.crash_test.case import Case, Layout, Need, Script
 from forewarn.crash_test.cases.scripts import (
@@ -12,9 +12,9 @@ from forewarn.crash_test.cases.scripts import (
     OBSERVED,
     SETTLE_S,
     SPOT,
-    UNDERSTANDS,
     announce,
     begin,
+    understands,
 )
 from forewarn.crash_test.demands import (
     if_survives_restart,
@@ -107,6 +107,8 @@ async def _disk_stays_full(stage: Stage) -> None:
     await stage.wait(SETTLE_S)
 
 
+_STARTS_AGAIN = does_not_exit().with_remedy(remedies.START_AGAIN)
+
 CASES: tuple[Case, ...] = (
     Case(
         id="survival-killed-before-delivery",
@@ -117,7 +119,11 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         needs=frozenset({Need.CONTROL}),
         script=_killed_before_delivery,
-        demands=(if_survives_restart(reacted()), noticed_before_start(margin_s=5.0), does_not_exit()),
+        demands=(
+            if_survives_restart(reacted()).with_remedy(remedies.ACT_ON_FIRST_DOCUMENT),
+            noticed_before_start(margin_s=5.0).with_remedy(remedies.POLL_AT_START),
+            _STARTS_AGAIN,
+        ),
     ),
     Case(
         id="survival-killed-while-preparing",
@@ -130,8 +136,8 @@ CASES: tuple[Case, ...] = (
         needs=frozenset({Need.CONTROL}),
         script=_killed_while_preparing,
         demands=(
-            if_survives_restart(prepared_before_start(already_counts=True)),
-            does_not_exit(),
+            if_survives_restart(prepared_before_start(already_counts=True)).with_remedy(remedies.NOTE_SUCCESS_ONLY),
+            _STARTS_AGAIN,
             polls_after_restart(),
         ),
     ),
@@ -147,7 +153,7 @@ CASES: tuple[Case, ...] = (
         demands=(
             if_survives_restart(prepared_at_most_once(until_start=True)),
             if_survives_restart(approved_at_most(times=2)),
-            does_not_exit(),
+            _STARTS_AGAIN,
             still_polls(),
         ),
     ),
@@ -160,7 +166,11 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         needs=frozenset({Need.CONTROL}),
         script=_killed_three_times,
-        demands=(if_survives_restart(reacted()), noticed(), does_not_exit()),
+        demands=(
+            if_survives_restart(reacted()).with_remedy(remedies.START_AGAIN),
+            noticed().with_remedy(remedies.START_AGAIN),
+            _STARTS_AGAIN,
+        ),
     ),
     Case(
         id="survival-rebooted-at-rest",
@@ -171,7 +181,11 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         needs=frozenset({Need.NAMESPACES}),
         script=_restarted_at_rest("Reboot"),
-        demands=(if_survives_restart(reacted()), noticed(), does_not_exit()),
+        demands=(
+            if_survives_restart(reacted()).with_remedy(remedies.START_AGAIN),
+            noticed().with_remedy(remedies.START_AGAIN),
+            _STARTS_AGAIN,
+        ),
     ),
     Case(
         id="survival-rebooted-while-preparing",
@@ -184,8 +198,8 @@ CASES: tuple[Case, ...] = (
         needs=frozenset({Need.NAMESPACES}),
         script=_rebooted_while_preparing,
         demands=(
-            if_survives_restart(prepared_before_start(already_counts=True)),
-            does_not_exit(),
+            if_survives_restart(prepared_before_start(already_counts=True)).with_remedy(remedies.NOTE_SUCCESS_ONLY),
+            _STARTS_AGAIN,
             polls_after_restart(),
         ),
     ),
@@ -199,7 +213,7 @@ CASES: tuple[Case, ...] = (
         is_rare=True,
         needs=frozenset({Need.NAMESPACES}),
         script=_rebooted_after_preparing,
-        demands=(does_not_exit(), polls_after_restart(), still_polls()),
+        demands=(_STARTS_AGAIN, polls_after_restart(), still_polls()),
     ),
     Case(
         id="survival-clock-behind",
@@ -212,7 +226,7 @@ CASES: tuple[Case, ...] = (
         is_rare=True,
         clock_offset_s=_CLOCK_OFFSET_S,
         script=announce("Reboot"),
-        demands=UNDERSTANDS,
+        demands=understands(remedies.USE_SERVICE_CLOCK),
     ),
     Case(
         id="survival-clock-ahead",
@@ -225,7 +239,7 @@ CASES: tuple[Case, ...] = (
         is_rare=True,
         clock_offset_s=-_CLOCK_OFFSET_S,
         script=announce("Reboot"),
-        demands=UNDERSTANDS,
+        demands=understands(remedies.USE_SERVICE_CLOCK),
     ),
     Case(
         id="survival-clock-behind-preempt",
@@ -238,7 +252,7 @@ CASES: tuple[Case, ...] = (
         layout=Layout.SPOT,
         clock_offset_s=_CLOCK_OFFSET_S,
         script=announce("Preempt"),
-        demands=UNDERSTANDS,
+        demands=understands(remedies.USE_SERVICE_CLOCK),
     ),
     Case(
         id="survival-full-disk",
@@ -250,6 +264,8 @@ CASES: tuple[Case, ...] = (
         is_rare=True,
         needs=frozenset({Need.NAMESPACES}),
         script=_disk_stays_full,
-        demands=(noticed(), does_not_exit(), still_polls()),
+        demands=tuple(
+            demand.with_remedy(remedies.WORK_WITHOUT_DISK) for demand in (noticed(), does_not_exit(), still_polls())
+        ),
     ),
 )

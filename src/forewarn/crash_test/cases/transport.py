@@ -5,7 +5,7 @@ The handler must outlast them and see the next event.
 
 from __future__ import annotations
 
-from forewarn.crash_test import answers
+from forewarn.crash_test import answers, remedies
 from forewarn.crash_test.case import Case, Demand, Need
 from forewarn.crash_test.cases.scripts import (
     DOCUMENTATION,
@@ -13,11 +13,11 @@ from forewarn.crash_test.cases.scripts import (
     LONGEST_PAUSE_S,
     METADATA_DOCUMENTATION,
     OBSERVED,
-    UNDERSTANDS,
     ScriptFactory,
     announce_after,
     announce_with,
     preempt_variant,
+    understands,
 )
 from forewarn.crash_test.demands import noticed, reacted
 from forewarn.crash_test.program_demands import does_not_exit, polls_again
@@ -74,7 +74,7 @@ CASES: tuple[Case, ...] = (
         "A handler with a time limit of one second saw no events on slow nodes. The service promises ten seconds.",
         ("maksim-paskal/aks-node-termination-handler#73", "Azure/go-autorest#660"),
         announce_with(lambda: answers.late_answer(3.0)),
-        UNDERSTANDS,
+        understands(remedies.WAIT_FOR_ANSWERS, to_get_it=remedies.WAIT_FOR_ANSWERS),
         on_spot=True,
     ),
     *_transport(
@@ -85,8 +85,8 @@ CASES: tuple[Case, ...] = (
         announce_after(answers.never_answers, lasts_s=_HANGING_S, times=1),
         (
             polls_again(within_s=_TIME_LIMIT_S, at_most_s=LONGEST_PAUSE_S),
-            noticed(within_s=_TIME_LIMIT_S - _HANGING_S, at_most_s=_TIME_LIMIT_S),
-            reacted(),
+            noticed(within_s=_TIME_LIMIT_S - _HANGING_S, at_most_s=_TIME_LIMIT_S).with_remedy(remedies.KEEP_POLLING),
+            reacted().with_remedy(remedies.ACT_AFTER_ERRORS),
             does_not_exit(),
         ),
         on_spot=True,
@@ -188,7 +188,7 @@ CASES: tuple[Case, ...] = (
         "A time limit only for the first byte does not end such a request; one that is too short ends all of them.",
         ("maksim-paskal/aks-node-termination-handler#73", "canonical/cloud-init#4372"),
         announce_with(lambda: answers.slow_body(3.0)),
-        UNDERSTANDS,
+        understands(remedies.WAIT_FOR_ANSWERS, to_get_it=remedies.WAIT_FOR_ANSWERS),
         is_rare=True,
     ),
     *_transport(
@@ -197,7 +197,7 @@ CASES: tuple[Case, ...] = (
         "Large scopes have large documents. A fixed buffer ends before the event of this VM.",
         (DOCUMENTATION,),
         announce_with(answers.huge_document),
-        UNDERSTANDS,
+        understands(remedies.READ_WHOLE_BODIES, to_get_it=remedies.READ_WHOLE_BODIES),
         is_rare=True,
         on_spot=True,
     ),
@@ -207,7 +207,7 @@ CASES: tuple[Case, ...] = (
         "HTTP/1.1 allows it and proxies do it. A handler that reads Content-Length bytes by hand reads nothing.",
         ("https://www.rfc-editor.org/rfc/rfc9112#section-7.1",),
         announce_with(answers.chunked_transfer),
-        UNDERSTANDS,
+        understands(remedies.READ_WHOLE_BODIES, to_get_it=remedies.READ_WHOLE_BODIES),
         is_rare=True,
     ),
 )

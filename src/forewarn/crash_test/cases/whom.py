@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from forewarn.crash_test import answers
+from forewarn.crash_test import answers, remedies
 from forewarn.crash_test.answers import SpoiledAnswer
 from forewarn.crash_test.approval_demands import approves_only_own, not_approved
 from forewarn.crash_test.case import Case, Layout, Script
@@ -18,11 +18,11 @@ from forewarn.crash_test.cases.scripts import (
     OBSERVED,
     SETTLE_S,
     SPOT,
-    UNDERSTANDS,
     announce,
     announce_with,
     begin,
     preempt_variant,
+    understands,
 )
 from forewarn.crash_test.demands import not_prepared_for, reacted
 from forewarn.crash_test.program_demands import does_not_exit
@@ -91,7 +91,7 @@ _UPPER_CASE = Case(
     severity=Severity.LOSES_WORK,
     is_rare=True,
     script=announce_with(answers.upper_case_names)("Reboot"),
-    demands=UNDERSTANDS,
+    demands=understands(remedies.COMPARE_NAMES),
 )
 _NEIGHBOUR_ONLY = Case(
     id="whom-neighbour-only",
@@ -126,7 +126,7 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         layout=Layout.SCALE_SET,
         script=announce("Reboot"),
-        demands=UNDERSTANDS,
+        demands=understands(remedies.COMPARE_NAMES),
     ),
     Case(
         id="whom-scale-set-name-preempt",
@@ -137,7 +137,7 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         layout=Layout.SCALE_SET,
         script=_own_with(lambda stage: answers.unknown_event_type("Preempt")),
-        demands=UNDERSTANDS,
+        demands=understands(remedies.COMPARE_NAMES),
     ),
     Case(
         id="whom-plain-name",
@@ -151,7 +151,7 @@ CASES: tuple[Case, ...] = (
         profiles=OBSERVED,
         severity=Severity.LOSES_WORK,
         script=announce("Reboot"),
-        demands=UNDERSTANDS,
+        demands=understands(remedies.COMPARE_NAMES),
     ),
     Case(
         id="whom-second-is-mine",
@@ -163,7 +163,7 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         layout=Layout.SET,
         script=_in_order(0, None),
-        demands=(reacted(1), does_not_exit()),
+        demands=(reacted(1).with_remedy(remedies.READ_EVERY_EVENT), does_not_exit()),
     ),
     Case(
         id="whom-first-is-mine",
@@ -189,7 +189,7 @@ CASES: tuple[Case, ...] = (
         severity=Severity.LOSES_WORK,
         layout=Layout.SET,
         script=_in_order(0, None, 1),
-        demands=(reacted(1), does_not_exit()),
+        demands=(reacted(1).with_remedy(remedies.READ_EVERY_EVENT), does_not_exit()),
     ),
     Case(
         id="whom-several-domains",
@@ -202,7 +202,7 @@ CASES: tuple[Case, ...] = (
         is_rare=True,
         layout=Layout.SET,
         script=_own_with(lambda stage: listed_with(*stage.neighbours)),
-        demands=UNDERSTANDS,
+        demands=understands(remedies.COMPARE_NAMES),
     ),
     _UPPER_CASE,
     preempt_variant(_UPPER_CASE, announce_with(answers.upper_case_names)("Preempt")),
@@ -223,6 +223,10 @@ CASES: tuple[Case, ...] = (
         severity=Severity.TOUCHES_ANOTHER_VM,
         layout=Layout.SET,
         script=_neighbour_only(lambda stage: renamed_vm(stage.neighbours[0], f"{stage.vm}0")),
-        demands=(not_prepared_for(), not_approved(), does_not_exit()),
+        demands=(
+            not_prepared_for().with_remedy(remedies.COMPARE_NAMES),
+            not_approved().with_remedy(remedies.COMPARE_NAMES),
+            does_not_exit(),
+        ),
     ),
 )
