@@ -58,6 +58,12 @@ def test_a_lab_that_was_backed_up_is_restored_as_it_was(command: Any, tmp_path: 
     assert Path(restored["moved_aside"]).exists()
     with up(command.data) as info:
         assert info["counts"]["events"] == 0
+        entries = command.json("history")["entries"]
+    with up(command.data):
+        later = command.json("history")["entries"]
+    (told,) = (entry["text"] for entry in entries if "epoch" in entry["text"])
+    assert told.endswith(f"because the backup '{file}' was restored")
+    assert [entry["text"] for entry in later if "epoch" in entry["text"]] == [told], "it is told once"
 
 
 def test_a_guest_of_the_lab_sees_a_restart_and_approves_it(command: Any) -> None:

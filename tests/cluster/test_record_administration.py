@@ -297,6 +297,7 @@ def test_a_copy_needs_one_directory_and_one_record(arguments: tuple[str, str]) -
 
 def test_renewed_epochs_are_later_than_all_before(servers: ServerPair, site: Path, tmp_path: Path) -> None:
     copy_store_to_record(site, servers.url, now=1.0)
+    assert servers.query("UPDATE scopes SET enabled_at = 1 RETURNING id")
     record = open_record(servers.url)
     follower = CopyFollower(tmp_path / "copy.db", record)
     follower.follow()
@@ -306,6 +307,8 @@ def test_renewed_epochs_are_later_than_all_before(servers: ServerPair, site: Pat
     assert len(follower.rebuilt) == 2
     follower.close()
     assert servers.query("SELECT DISTINCT epoch FROM scopes") == [(2_100_000_001,)]
+    shown = servers.query("SELECT DISTINCT incarnation > 500000000 FROM scopes")
+    assert shown == [(True,)], "above all that may have been shown (spec §4.2)"
     check_copy(tmp_path / "copy.db", record)
     assert take(record).term > 2_100_000_000, "hosts may know any term of the lost history"
     result = run("renew", servers.url)

@@ -117,6 +117,41 @@ def test_a_restored_store_has_all_content_and_a_new_epoch(tmp_path: Path) -> Non
     assert content(aside)[1] == 2
 
 
+def shown_numbers(path: Path) -> list[tuple[int, int]]:
+    return [(scope.epoch, scope.incarnation) for scope in content(path)[0] if scope]
+
+
+def test_a_restored_store_continues_above_every_incarnation_that_was_shown(tmp_path: Path) -> None:
+    """Spec §4.2: the same number means the same content, even if the store that showed it is lost."""
+    path, backup = tmp_path / "store.db", tmp_path / "backup.db"
+
+    async def write(incarnation: int) -> None:
+        store = SqliteStore.open(path)
+        scope = store.scope("s") or Scope(id="s", epoch=3)
+        never = () if store.scope("never") else (Scope(id="never"),)
+        scopes = (replace_fields(scope, incarnation=incarnation, enabled_at=1.0), *never)
+        await store.commit(Commit(scopes=scopes))
+        if not backup.exists():
+            await store.back_up(backup)
+        await store.close()
+
+    asyncio.run(write(7))
+    for shown, now in ((50, NOW), (2_000_000_000, NOW), (51, NOW)):
+        asyncio.run(write(shown))
+        restore_backup(backup, path, now=now)
+        never, scope = content(path)[0]
+        assert scope is not None
+        assert never is not None
+        assert scope.incarnation > shown
+        assert never.incarnation == 0, "it begins at 1 when it is enabled"
+    (tmp_path / "store.db").unlink()
+    restore_backup(backup, path, now=NOW + 1)
+    lost_with_its_disk = shown_numbers(path)
+    restore_backup(backup, tmp_path / "elsewhere.db", now=NOW + 10)
+    assert shown_numbers(tmp_path / "elsewhere.db") > lost_with_its_disk
+    assert shown_numbers(tmp_path / "elsewhere.db")[1][1] < 2**31, "clients may read it into 32 bits"
+
+
 def test_each_restore_of_a_backup_gets_a_new_epoch(tmp_path: Path) -> None:
     path, backup = tmp_path / "store.db", tmp_path / "backup.db"
     create_store(backup, 1)

@@ -54,7 +54,8 @@ def _path_for_service(call: Invocation, file: Path) -> str:
 def restore(call: Invocation, file: Path, change_purpose: bool) -> None:
     """Replace a stopped service's store with a backup.
 
-    The old store is moved aside, never deleted. A backup of a lab does not replace a production store, nor the
+    The old store is moved aside, never deleted. Every scope gets a new epoch, and DocumentIncarnation continues above
+    every number that VMs may have seen. A backup of a lab does not replace a production store, nor the
     reverse, without --change-purpose.
 
     \f
@@ -88,5 +89,6 @@ def restore(call: Invocation, file: Path, change_purpose: bool) -> None:
     call.output.print_line(f"{answer['path']} is restored from {file}.")
     if moved is not None:
         call.output.print_line(f"The old store is now {moved}.")
+    call.output.print_line("Every scope has a new epoch, so no VM takes a document for one that it saw before.")
     if purpose is not None:
         call.output.print_hints([(START_COMMANDS[purpose], "start it again, with the options it had")])

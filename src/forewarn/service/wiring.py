@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from forewarn import __version__
 from forewarn.auth.token_service import VmTokens
 from forewarn.clock import Clock, LabClock, SystemClock
 from forewarn.cluster.control_side import ClusterControl
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.lab_clock import load_clock_setting
-from forewarn.core.commit import Commit
+from forewarn.core.commit import Commit, SavedValue
 from forewarn.core.decision import DecisionContext, EnablementMode
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
@@ -56,6 +58,7 @@ from forewarn.service.service import Service, publisher_config, web_dependencies
 from forewarn.service.settings import HypervisorKind, Settings, parse_metrics_address
 from forewarn.service.web_app import build_web_app
 from forewarn.service.web_server import OperatorServer, open_operator_server
+from forewarn.store.epochs import RENEWAL_NAME, read_renewal
 from forewarn.store.interface import Store
 from forewarn.store.purpose import StorePurpose, mark_purpose
 from forewarn.store.sqlite import SqliteStore
@@ -170,6 +173,7 @@ async def open_control(
     stack.push_async_callback(control.close)
     if storage.started_text:
         await write_service_entry(control, storage.started_text)
+    await _report_new_epoch(control)
     await apply_initial_fleet(control, settings)
     await _enable_all_scopes(control, settings)
     return control, supervisors
@@ -359,6 +363,19 @@ async def write_service_entry(control: ControlPlane, text: str) -> None:
     `text` is the sentence. The entry has the present lab time, and is by `forewarn`.
     """
     await _write_entry(control, HistoryEntry(at=control.clock.now(), what=EntryKind.SERVICE, who="forewarn", text=text))
+
+
+async def _report_new_epoch(control: ControlPlane) -> None:
+    """Add it to the history, once, that every scope has got a new epoch while no service ran."""
+    renewal = read_renewal(control.store.load(RENEWAL_NAME))
+    if renewal is None or renewal.is_in_history:
+        return
+    text = f"every scope has the new epoch {renewal.epoch}, because {renewal.reason}"
+    if renewal.is_loss:
+        log.warning("%s", text)
+    entry = HistoryEntry(at=control.clock.now(), what=EntryKind.SERVICE, who="forewarn", text=text)
+    reported = msgspec.json.encode(msgspec.structs.replace(renewal, is_in_history=True))
+    await control.store.commit(Commit(entries=(entry,), saved=(SavedValue(name=RENEWAL_NAME, value=reported),)))
 
 
 async def _write_entry(control: ControlPlane, entry: HistoryEntry) -> None:

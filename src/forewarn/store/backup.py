@@ -11,6 +11,7 @@ from pathlib import Path
 
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.store import sqlite_file
+from forewarn.store.epochs import HighestNumbers, begin_new_epoch, highest_numbers
 
 _DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", "")  # the database last, after the files that SQLite keeps beside it
 _ALL_PAGES = -1  # in one step, so that the writer's commits do not make the copy start again
@@ -48,9 +49,8 @@ def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
     `source` is missing, damaged, of another program or of a newer forewarn, or Unavailable for file errors, such as a
     missing directory of `target`.
 
-    Every scope gets a new epoch, so that an ETag from the lost history never matches again (spec §4.3). It is larger
-    than all epochs found in both files and than `now` (real time in POSIX seconds), because the epochs of a store that
-    was lost with its disk, or by an earlier restore of this backup, are not known here. The backup of a copy of a
+    Every scope gets a new epoch (`begin_new_epoch`), above those of both files and `now` (real time): those of a store
+    that was lost with its disk, or by an earlier restore of this backup, are not known here. The backup of a copy of a
     record (PostgreSQL), or of a store that was moved to one, becomes a store of its own.
     """
     with sqlite_file.file_errors_as_unavailable(target, "restored"):
@@ -59,7 +59,12 @@ def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
         partial = _new_file_beside(target)
         with closing(sqlite_file.connect_read_only(source)) as original:
             _copy(original, partial)
-        _renew_epochs(partial, max(_last_epoch(partial), _last_epoch(target), int(now)) + 1)
+        with closing(sqlite_file.connect(partial, mode="rw")) as db, db:
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("BEGIN")
+            begin_new_epoch(
+                db.execute, now=now, reason=f"the backup {str(source)!r} was restored", above=_last_shown(target)
+            )
         _forget_record(partial)
         aside = _move_aside(target)
         partial.rename(target)
@@ -96,13 +101,6 @@ def _copy(original: sqlite3.Connection, partial: Path, *, pages: int = _ALL_PAGE
         raise
 
 
-def _renew_epochs(path: Path, epoch: int) -> None:
-    with closing(sqlite_file.connect(path, mode="rw")) as db:
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("UPDATE scopes SET epoch = ?", (epoch,))
-    sqlite_file.sync_to_disk(path)
-
-
 def _forget_record(path: Path) -> None:
     """Make the backup of a copy of a record, or of a store that was moved to one, a store of its own."""
     with closing(sqlite_file.connect(path, mode="rw")) as db:
@@ -113,15 +111,15 @@ def _forget_record(path: Path) -> None:
     sqlite_file.sync_to_disk(path)
 
 
-def _last_epoch(path: Path) -> int:
-    """Return the highest epoch in a store; 0 if there is no store or it is unreadable."""
+def _last_shown(path: Path) -> HighestNumbers:
+    """Return the highest epoch and incarnation in a store; zeros if there is no store or it is unreadable."""
     try:
         if sqlite_file.read_revision(path) is None:
-            return 0
+            return HighestNumbers()
         with closing(sqlite_file.connect_read_only(path)) as db:
-            return int(db.execute("SELECT coalesce(max(epoch), 0) FROM scopes").fetchone()[0])
+            return highest_numbers(db.execute)
     except (ForewarnError, OSError, sqlite3.Error):
-        return 0
+        return HighestNumbers()
 
 
 def _move_aside(target: Path) -> Path | None:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from forewarn.errors import Refused, Unavailable
 from forewarn.store import postgres_connection, sqlite_file
 from forewarn.store.digests import TableDigest, copy_digests, digest_tables, read_rows
+from forewarn.store.epochs import EpochRenewal, Execute, begin_new_epoch
 from forewarn.store.following import build_copy, forget_position
 from forewarn.store.lease import HeldLease
 from forewarn.store.postgres_connection import LimitedConnection, failure_text
@@ -176,20 +177,27 @@ def _is_marked(url: str, mark: bytes) -> bool:
 def renew_epochs(url: str, *, now: float) -> int:
     """Give every scope of a record a new epoch, after a backup was restored there; return that epoch.
 
-    It is larger than all epochs there and than `now` (real time in POSIX seconds): an ETag from the lost history never
-    matches again (spec §4.3). The term of the lease also becomes at least `now`, so that hosts that know later terms
-    obey the restored cluster. Every copy is built again. Raises Refused if the record is in use, Rejected for a wrong
-    URL, or RecordUnavailable, after which the epochs may have been renewed; another call is harmless. `url` is the URL
-    of the record's PostgreSQL database. Holds the lease meanwhile. Blocks; durable on return.
+    See `begin_new_epoch`. The term of the lease also becomes at least `now` (real time), so that hosts that know later
+    terms obey the restored cluster. Every copy is built again. After RecordUnavailable the epochs may have been
+    renewed; another call is harmless. Holds the lease meanwhile. Blocks; durable on return.
     """
-    with _exclusive(url, "store renew") as (record, lease):
-        with record.snapshot() as snapshot:
-            epochs = [int(row[2]) for table, rows in snapshot.tables if table == "scopes" for row in rows]
-        epoch = max([int(now), *epochs]) + 1
+    renewals: list[EpochRenewal] = []
+    with _exclusive(url, "store renew") as (_, lease):
         _rewrite(
-            url, lease, lease.seq, now, lambda db: db.execute("UPDATE scopes SET epoch = %s", (epoch,)), term=int(now)
+            url,
+            lease,
+            lease.seq,
+            now,
+            lambda db: renewals.append(
+                begin_new_epoch(_record_execute(db), now=now, reason="`forewarn store renew` was run")
+            ),
+            term=int(now),
         )
-    return epoch
+    return renewals[-1].epoch
+
+
+def _record_execute(db: LimitedConnection) -> Execute:
+    return lambda sql, values: db.execute(sql.replace("?", "%s").encode(), values)
 
 
 def _require_standby(name: str, db: LimitedConnection) -> None:
