@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,49 @@ def test_a_command_is_an_error_while_the_service_runs_none(tmp_path: Path) -> No
     found = probe(replace(COMMAND, command=("/usr/bin/touch", str(touched))), allow_commands=False)
     assert found.outcome is CheckOutcome.ERROR
     assert not os.path.exists(touched)
+
+
+SLEEP = f"sleep {1000 + os.getpid()}"  # no other test has it
+# A child without the session, the parent, the environment and the files of its command.
+LEAVING = f"env -i setsid {SLEEP} </dev/null >/dev/null 2>&1 & sleep 0.2; exit 0"
+
+
+@pytest.mark.parametrize(("script", "timeout_s", "text"), [
+    pytest.param(f"setsid {SLEEP} & exec {SLEEP}", 1, "it did not end within 1 s", id="a session of its own"),
+    pytest.param(LEAVING, 60, "it ended with 0", id="left behind"),
+    pytest.param(f"({LEAVING}) & exec {SLEEP}", 1, "it did not end within 1 s", id="no parent"),
+])  # fmt: skip
+def test_children_that_made_a_session_of_their_own_end_with_their_command(
+    script: str, timeout_s: float, text: str
+) -> None:
+    found = probe(replace(COMMAND, command=("/bin/sh", "-c", script), timeout_s=timeout_s))
+    assert found.text == text
+    assert not sleepers()
+
+
+def test_a_cancelled_check_ends_its_command_and_the_children(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    async def cancel_once_begun() -> None:
+        check = replace(COMMAND, command=("/bin/sh", "-c", f"setsid {SLEEP} & sleep 0.2; echo > {begun}; exec {SLEEP}"))
+        prober = HealthProber(HttpClient(local_targets=LocalTargets.LOOPBACK), allow_commands=True)
+        task = asyncio.create_task(prober.probe(check))
+        async with asyncio.timeout(30):
+            while not begun.exists():
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(cancel_once_begun())
+    assert not sleepers()
+
+
+def sleepers() -> set[str]:
+    """The ids of the processes that run SLEEP."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (folder / "cmdline").read_bytes().split(b"\0")[:2] == SLEEP.encode().split():
+                found.add(folder.name)
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from forewarn.clock import Clock
@@ -38,7 +39,8 @@ from forewarn.errors import ForewarnError
 from forewarn.store.interface import AppliedCommit, Store
 
 log = logging.getLogger(__name__)
-_MAX_PROBES = 8  # under way at a time; the others wait
+_MAX_PROBES = 8  # under way at a time, shared equally by the running rollouts; the others wait
+_MIN_PROBES = 2  # that each rollout may have under way, however many there are: those of others may hang
 _VMS_PER_SLICE = 1000  # whose polls are looked up before other tasks run
 
 CheckKey = tuple[str, str]  # the id of the rollout's request, and the name of the check
@@ -61,8 +63,9 @@ class HealthCheckService:
         self.open_rollouts: dict[str, MaintenanceRequest] = {}  # with checks, by the id of their request
         self._measured: dict[str, list[Measurement]] = {}  # request id → its measurements, oldest first
         self.running: dict[CheckKey, asyncio.Task[None]] = {}  # the checks under way
+        self._probes: set[CheckKey] = set()  # those of them that are not figures, and may hang
+        self._probes_per_rollout = _MAX_PROBES
         self._results: dict[CheckKey, Measurement] = {}  # not stored yet
-        self._probe_slots = asyncio.Semaphore(_MAX_PROBES)
         self._figure_slot = asyncio.Semaphore(1)  # the store does one long read at a time; probes need not wait for it
         for request in store.requests(open_only=True):
             self._index(request)
@@ -104,17 +107,19 @@ class HealthCheckService:
             for key in results:
                 del self._results[key]
         now = self._clock.now()
-        for key, due_at in self._due_times().items():
-            if due_at <= now:
+        due_times = self._due_times()
+        for key in sorted(due_times, key=due_times.__getitem__):
+            if due_times[key] <= now and self._has_slot(key):
                 self._start(key)
         return bool(results)
 
     def next_due_at(self) -> float | None:
         """Return the lab time, perhaps past, at which the next check is due; None if none is.
 
-        Checks that are under way, or whose result is not stored yet, do not count. Raises Unavailable.
+        Checks that are under way, that wait for another check of their rollout to end, or whose result is not stored
+        yet, do not count. Raises Unavailable.
         """
-        return min(self._due_times().values(), default=None)
+        return min((at for key, at in self._due_times().items() if self._has_slot(key)), default=None)
 
     async def wait_for_any(self) -> None:
         """Wait until one of the checks under way has ended; return at once if there is none."""
@@ -143,13 +148,31 @@ class HealthCheckService:
         else:
             self.open_rollouts.pop(request.id, None)
             self._measured.pop(request.id, None)
+        sharers = sum(map(_is_running, self.open_rollouts.values()))
+        self._probes_per_rollout = max(_MIN_PROBES, _MAX_PROBES // max(1, sharers))
+        if not _is_running(request):
+            for key in self._probes_of(request.id):
+                self.running[key].cancel()  # a result would count no more; the rollout may be resumed at once
+
+    def _probes_of(self, request_id: str) -> list[CheckKey]:
+        return [key for key in self._probes if key[0] == request_id]
+
+    def _has_slot(self, key: CheckKey) -> bool:
+        if self._check(key).kind is CheckKind.FIGURE:
+            return True  # it waits in its task
+        return len(self._probes_of(key[0])) < self._probes_per_rollout
+
+    def _check(self, key: CheckKey) -> HealthCheck:
+        rollout = self.open_rollouts[key[0]].rollout
+        assert rollout is not None
+        return next(check for check in rollout.checks if check.name == key[1])
 
     def _due_times(self) -> dict[CheckKey, float]:
         """Return when each check is due that is not under way and has no result to be stored."""
         due: dict[CheckKey, float] = {}
         for request in self.open_rollouts.values():
             rollout = request.rollout
-            if rollout is None or rollout.progress is not RolloutState.RUNNING:
+            if rollout is None or not _is_running(request):
                 continue
             counting = self.counting(request.id, rollout)
             for check in rollout.checks:
@@ -159,30 +182,33 @@ class HealthCheckService:
         return due
 
     def _start(self, key: CheckKey) -> None:
-        request = self.open_rollouts[key[0]]
-        assert request.rollout is not None
-        check = next(check for check in request.rollout.checks if check.name == key[1])
-        self.running[key] = asyncio.create_task(self._perform(key, check, request.rollout))
+        check, rollout = self._check(key), self.open_rollouts[key[0]].rollout
+        assert rollout is not None
+        if check.kind is not CheckKind.FIGURE:
+            self._probes.add(key)
+        self.running[key] = task = asyncio.create_task(self._perform(key, check, rollout))
+        task.add_done_callback(lambda _: self._end(key))  # even of a task that was cancelled before its first step
+
+    def _end(self, key: CheckKey) -> None:
+        del self.running[key]
+        self._probes.discard(key)
+        self._wake()
 
     async def _perform(self, key: CheckKey, check: HealthCheck, rollout: Rollout) -> None:
-        try:
-            is_figure = check.kind is CheckKind.FIGURE
-            async with self._figure_slot if is_figure else self._probe_slots:
-                began_at = self._clock.now()
-                result = await self._measure(check, rollout, key[0])
-            if key[0] not in self.open_rollouts:
-                return  # it was closed meanwhile
-            self._results[key] = measurement_of(
-                check,
-                result,
-                request_id=key[0],
-                wave=rollout.wave,
-                check_round=rollout.check_round,
-                at=began_at if is_figure else self._clock.now(),  # what happens during its read may be missing in it
-            )
-        finally:
-            del self.running[key]
-            self._wake()
+        is_figure = check.kind is CheckKind.FIGURE
+        async with self._figure_slot if is_figure else nullcontext():
+            began_at = self._clock.now()
+            result = await self._measure(check, rollout, key[0])
+        if key[0] not in self.open_rollouts:
+            return  # it was closed meanwhile
+        self._results[key] = measurement_of(
+            check,
+            result,
+            request_id=key[0],
+            wave=rollout.wave,
+            check_round=rollout.check_round,
+            at=began_at if is_figure else self._clock.now(),  # what happens during its read may be missing in it
+        )
 
     async def _measure(self, check: HealthCheck, rollout: Rollout, request_id: str) -> CheckResult:
         try:
@@ -205,6 +231,10 @@ class HealthCheckService:
             names += vms_without_handler(vms[at : at + _VMS_PER_SLICE], pace)
             await asyncio.sleep(0)
         return figure_result(check, names)
+
+
+def _is_running(request: MaintenanceRequest) -> bool:
+    return request.rollout is not None and request.rollout.progress is RolloutState.RUNNING
 
 
 @dataclass(frozen=True, slots=True)

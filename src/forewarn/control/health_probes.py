@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
 
+from forewarn.control import check_command
 from forewarn.core.health import (
     CheckKind,
     CheckOutcome,
@@ -28,7 +32,7 @@ from forewarn.core.health import (
 )
 from forewarn.errors import Refused, Rejected
 from forewarn.http_client import ClientResponse, HttpClient, HttpLimits, HttpRequestFailed
-from forewarn.hypervisor.command_run import CommandRun, kill_process_group
+from forewarn.hypervisor.command_run import CommandResult, CommandRun
 
 _MAX_BODY_BYTES = 256 * 1024
 _MAX_ANSWER_BYTES = 2 * 1024 * 1024  # of Prometheus
@@ -82,7 +86,8 @@ class HealthProber:
         response, after a timeout or a refused query, and for a command that a signal ended, that cannot be started or
         that is not allowed. It is unclear without samples, if a body to be searched broke off, or after an unexpected
         exit status 75. A command gets only PATH and FOREWARN_CHECK (the check's name) as environment. Raises ValueError
-        for a figure, which only the service itself knows. If the task is cancelled, it kills the command.
+        for a figure, which only the service itself knows. Whenever a command ends, and if the task is cancelled, every
+        process that the command has started is killed.
         """
         match check.kind:
             case CheckKind.PROMETHEUS:
@@ -128,30 +133,48 @@ class HealthProber:
             return CheckResult(CheckOutcome.ERROR, "this service runs no commands: set 'allow_command_checks'")
         with tempfile.TemporaryDirectory(prefix="forewarn-check-", ignore_cleanup_errors=True) as folder:
             environment = {"PATH": os.environ.get("PATH", os.defpath), "FOREWARN_CHECK": check.name}
-            output = Path(folder) / "output"
+            output, status = Path(folder) / "output", Path(folder) / "status"
+            argv = (sys.executable, "-I", "-S", check_command.__file__, str(status), *check.command)
             try:
-                run = CommandRun.start(check.command, environment=environment, stdin=b"", output=output)
+                run = CommandRun.start(argv, environment=environment, stdin=b"", output=output)
             except (OSError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) else str(error)
-                return CheckResult(CheckOutcome.ERROR, f"{check.command[0]} cannot be started: {reason}")
+                return _not_started(check, error.strerror or "" if isinstance(error, OSError) else str(error))
+            is_late = False
             try:
-                ended = await run.wait(within_s=check.timeout_s)
+                async with asyncio.timeout(check.timeout_s):
+                    ended = await run.wait(within_s=math.inf)
+            except TimeoutError:
+                is_late, ended = True, await _end_early(run)
             except asyncio.CancelledError:
-                kill_process_group(run.pid)
-                await run.wait(within_s=_REAP_S)
+                await _end_early(run)
                 raise
+            found = status.read_text() if status.exists() else ""
         last_line = ended.output.splitlines()[-1] if ended.output else ""
         said = f": {last_line}" if last_line else ""
-        if ended.code is None:
+        if is_late:
             return CheckResult(CheckOutcome.ERROR, f"it did not end within {check.timeout_s:g} s{said}")
-        if ended.code < 0:
-            return CheckResult(CheckOutcome.ERROR, f"signal {-ended.code} ended it{said}")
-        text = f"it ended with {ended.code}{said}"
-        if ended.code == check.exit_status:
-            return CheckResult(CheckOutcome.GOOD, text, ended.code)
-        if ended.code == _TEMPORARY_FAILURE:
-            return CheckResult(CheckOutcome.UNCLEAR, text, ended.code)
-        return CheckResult(CheckOutcome.BAD, f"{text}, not {check.exit_status}", ended.code)
+        try:
+            code = int(found)
+        except ValueError:
+            return _not_started(check, found or last_line)
+        if code < 0:
+            return CheckResult(CheckOutcome.ERROR, f"signal {-code} ended it{said}")
+        text = f"it ended with {code}{said}"
+        if code == check.exit_status:
+            return CheckResult(CheckOutcome.GOOD, text, code)
+        if code == _TEMPORARY_FAILURE:
+            return CheckResult(CheckOutcome.UNCLEAR, text, code)
+        return CheckResult(CheckOutcome.BAD, f"{text}, not {check.exit_status}", code)
+
+
+async def _end_early(run: CommandRun) -> CommandResult:
+    with suppress(ProcessLookupError):
+        os.kill(run.pid, signal.SIGTERM)  # `check_command` kills all that it has started
+    return await run.wait(within_s=_REAP_S)
+
+
+def _not_started(check: HealthCheck, reason: str) -> CheckResult:
+    return CheckResult(CheckOutcome.ERROR, f"{check.command[0]} cannot be started: {reason}")
 
 
 class _PrometheusData(msgspec.Struct, frozen=True):

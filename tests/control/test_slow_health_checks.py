@@ -1,11 +1,12 @@
-"""Figures that take long to read, beside what happens meanwhile (spec §13.4)."""
+"""Health checks that take long, beside what happens meanwhile (spec §13.4): figures to read, probes that hang."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import pytest
 from msgspec.structs import replace
 
 from forewarn.clock import ClockSetting, LabClock
@@ -14,6 +15,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.health import (
     CheckKind,
     CheckOutcome,
+    CheckResult,
     HealthCheck,
     HealthDecision,
     Measurement,
@@ -112,5 +114,83 @@ def test_figures_are_read_one_at_a_time_and_probes_do_not_wait_for_them() -> Non
         await figures.begin()
         assert (figures.store.under_way, figures.prober.asked) == (1, ["shop"])
         assert len(await figures.end_reads()) == 10
+
+    asyncio.run(scenario())
+
+
+class HangingProber(FakeProber):
+    """Never answers for a check whose name begins with `hang`; `under_way` has the checks that it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.under_way: list[str] = []
+
+    async def probe(self, check: HealthCheck) -> CheckResult:
+        if not check.name.startswith("hang"):
+            return await super().probe(check)
+        self.under_way.append(check.name)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.under_way.remove(check.name)
+
+
+HANGING = tuple(HealthCheck(name=f"hang {n}", kind=CheckKind.HTTP, url="http://127.0.0.1/") for n in range(20))
+
+
+class Rollouts:
+    """A service with a prober that hangs, and rollouts that a test starts and changes."""
+
+    def __init__(self) -> None:
+        self.store, self.prober, self.wakes = MemoryStore(), HangingProber(), 0
+        clock = LabClock(ClockSetting(lab_at=NOON, real_at=0.0, speed=0.0), real=lambda: 0.0)
+        self.service = HealthCheckService(store=self.store, clock=clock, prober=self.prober, wake=self.wake)
+        self.store.subscribe(self.service.on_commit)
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    async def begin(self, request_id: str, *checks: HealthCheck, **facts: Any) -> None:
+        rollout = Rollout(impact=RolloutImpact.REBOOT, checks=checks, **facts)
+        known = self.store.request(request_id)
+        request = known or MaintenanceRequest(
+            id=request_id, ask=RequestedOperation.ROLLOUT, who="ann", at=NOON, targets=()
+        )
+        await self.store.commit(Commit(requests=(replace(request, rollout=rollout),)))
+        await self.pass_once()
+
+    async def pass_once(self) -> None:
+        await self.service.reconcile()
+        await let_tasks_run()
+        await self.service.reconcile()
+
+
+def test_checks_that_hang_do_not_delay_those_of_another_rollout() -> None:
+    async def scenario() -> None:
+        rollouts = Rollouts()
+        for n in range(12):
+            await rollouts.begin(f"hanging {n}", *HANGING)
+        assert rollouts.service.next_due_at() is None  # so the reconciler waits until one ends
+        shops = [HealthCheck(name=f"shop {n}", kind=CheckKind.HTTP, url="http://127.0.0.1/") for n in range(2)]
+        await rollouts.begin("good", *shops)
+        assert [m.check for m in rollouts.store.measurements("good")] == ["shop 0", "shop 1"]
+        assert len(rollouts.prober.under_way) <= 8 + 4 + 11 * 2
+        await rollouts.service.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("progress", [RolloutState.ABORTED, RolloutState.PAUSED, RolloutState.STOPPED])
+def test_the_checks_under_way_end_with_the_rollout(progress: RolloutState) -> None:
+    async def scenario() -> None:
+        rollouts = Rollouts()
+        await rollouts.begin("r1", *HANGING)
+        assert len(rollouts.prober.under_way) == 8
+        await rollouts.begin("r1", *HANGING, progress=progress)
+        assert (rollouts.prober.under_way, rollouts.service.running) == ([], {})
+        assert rollouts.wakes == 8
+        await rollouts.begin("r1", *HANGING, check_round=1)
+        assert len(rollouts.prober.under_way) == 8
+        await rollouts.service.close()
 
     asyncio.run(scenario())
