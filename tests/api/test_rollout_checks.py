@@ -135,3 +135,17 @@ def test_a_number_with_too_many_digits_is_rejected(api: Any, body: dict[str, Any
     answer = api.call("POST", "/rollouts", body)
     assert answer.status == 400
     assert problem in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("as_file", [True, False], ids=["file", "fields"])
+def test_a_rollout_says_whether_unclear_checks_hold_its_events_and_needs_checks_for_that(
+    api: Any, as_file: bool
+) -> None:
+    file = "[rollout]\nhosts = ['h1']\nhold_if_unclear = true\n"
+    bodies = [{"hosts": ["h1"], "hold_if_unclear": True}, {"hosts": ["h1"], "hold_if_unclear": True, "checks": [ACTS]}]
+    if as_file:
+        bodies = [{"file": file}, {"file": f"{file}[[checks]]\nname = 'x'\nfigure = 'failed-acts'\n"}]
+    answer = api.call("POST", "/rollouts", bodies[0])
+    assert "hold_if_unclear is for a rollout with health checks" in answer.json["error"]["message"]
+    started = api.post("/rollouts", bodies[1])
+    assert api.get(f"/rollouts/{started['id']}/checks")["hold_if_unclear"] is True

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from forewarn.core.event import Ending, EventState
 from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck, OwnFigure
 from forewarn.core.history import EntryKind
+from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import Refused, Rejected
 from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour, SimulatedHypervisor
@@ -139,6 +140,66 @@ def test_an_event_that_has_started_finishes_after_a_bad_check(world: World, prob
         (("web-1",), Ending.WITHDRAWN),
     ]
     assert rollout_of(world, request).progress is RolloutState.PAUSED
+
+
+HOLDING = replace(ON_BOTH, hold_if_unclear=True)
+
+
+def waits(world: World, vm: str) -> WaitReason | None:
+    scope = world.scope(vm)
+    event = next(event for event in scope.live_events() if vm in event.vms)
+    wait = start_wait(scope, event, world.control.transactions.context_for(scope))
+    return wait.reason if wait is not None else None
+
+
+@pytest.mark.parametrize("is_stale", [True, False])
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_unclear_checks_hold_scheduled_events_if_the_rollout_says_so(
+    world: World, prober: FakeProber, is_stale: bool, is_restarted: bool
+) -> None:
+    start(world, HOLDING)
+    if is_stale:  # the service could not measure
+        world.clock.apply_setting(world.clock.setting_after_jump(world.now + 15 * 60))
+        world.do(world.control.reconciler.reconcile())
+        assert waits(world, "web-0") is WaitReason.CHECKS
+    else:
+        prober.outcomes["shop"] = CheckOutcome.UNCLEAR
+        world.advance(30 * 60)
+        assert waits(world, "web-0") is WaitReason.CHECKS
+    prober.outcomes["shop"] = CheckOutcome.GOOD
+    if is_restarted:
+        world.restart()
+    world.advance(60)
+    assert [event.vms for event in world.events() if event.started_at is not None] == [("web-0",)]
+    world.advance(3600)
+    assert len(world.events(EventState.OVER)) == 2
+
+
+def test_an_approved_event_starts_although_checks_are_unclear(world: World, prober: FakeProber) -> None:
+    start(world, HOLDING)
+    prober.outcomes["shop"] = CheckOutcome.UNCLEAR
+    world.advance(30 * 60)
+    (event,) = world.events()
+    world.approve("web-0", event.id)
+    assert world.events()[0].started_at is not None
+
+
+def test_without_hold_if_unclear_scheduled_events_start_while_checks_are_unclear(
+    world: World, prober: FakeProber
+) -> None:
+    start(world)
+    prober.outcomes["shop"] = CheckOutcome.UNCLEAR
+    world.advance(30 * 60)
+    assert world.events()[0].started_at is not None
+
+
+def test_events_of_a_paused_rollout_wait_with_hold_if_unclear_until_it_is_resumed(world: World) -> None:
+    request = start(world, HOLDING)
+    change(world, request, RolloutState.PAUSED)
+    world.advance(3600)
+    assert waits(world, "web-0") is WaitReason.CHECKS
+    change(world, request, RolloutState.RUNNING)
+    assert world.events()[0].started_at is not None
 
 
 def test_a_paused_rollout_can_be_aborted(world: World, prober: FakeProber) -> None:

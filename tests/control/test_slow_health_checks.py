@@ -130,7 +130,7 @@ class HangingProber(FakeProber):
             return await super().probe(check)
         self.under_way.append(check.name)
         try:
-            await asyncio.get_running_loop().create_future()
+            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
         finally:
             self.under_way.remove(check.name)
 

@@ -65,6 +65,7 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     waves: Annotated[tuple[NewWave, ...], Meta(max_length=101)] = ()  # instead of `canary` and `shares`
     settle_s: DurationSeconds = 0  # lab time between the end of a wave and the beginning of the next; at most 30 days
     checks: Annotated[tuple[NewCheck, ...], Meta(max_length=MAX_CHECKS)] = ()  # health checks, at most 20
+    hold_if_unclear: bool = False  # events start without an approval only while all checks are clear
     file: Annotated[str, Meta(max_length=_MAX_FILE_CHARACTERS)] = ""  # a rollout file, as TOML; "": none
 
 
@@ -133,6 +134,7 @@ def _read_rollout(context: RequestContext, body: NewRollout) -> WantedRollout:
             raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
         waves = _waves_of_body(body)
         checks = context.control.rollouts.health.prober.require_usable([check_of(check) for check in body.checks])
+        _require_checks_to_hold(body.hold_if_unclear, checks)
         try:
             calendar = make_calendar(body.windows, body.blackouts, body.deadline)
         except ValueError as error:
@@ -146,6 +148,11 @@ def _read_rollout(context: RequestContext, body: NewRollout) -> WantedRollout:
     if body != NewRollout(file=body.file):
         raise Rejected("a rollout file describes all of the rollout: give no other field beside it")
     return _wanted_from_file(context, read_rollout_file(body.file))
+
+
+def _require_checks_to_hold(hold_if_unclear: bool, checks: Sequence[HealthCheck]) -> None:
+    if hold_if_unclear and not checks:
+        raise Rejected("hold_if_unclear is for a rollout with health checks: give a check, or leave it out")
 
 
 def _waves_of_body(body: NewRollout) -> tuple[WaveSpec, ...]:
@@ -185,6 +192,7 @@ def _with_targets(
         calendar=calendar,
         waves=waves,
         settle_s=body.settle_s,
+        hold_if_unclear=body.hold_if_unclear,
     )
 
 
@@ -199,6 +207,8 @@ def _wanted_from_file(context: RequestContext, file: RolloutFile) -> WantedRollo
     with file.located("rollout", "max_failures"):
         if table.get("max_failures", 1) < 0:
             raise Rejected(f"max_failures is {table['max_failures']}: give 0 (never stop) or more")
+    with file.located("rollout", "hold_if_unclear"):
+        _require_checks_to_hold(table.get("hold_if_unclear", False), checks)
     with file.located("rollout", "short_notice"):
         if table.get("short_notice") and not table.get("notice"):
             raise Rejected("a short notice needs a length: give notice, too")
@@ -206,7 +216,11 @@ def _wanted_from_file(context: RequestContext, file: RolloutFile) -> WantedRollo
     names = {"hosts": tuple(table.get("hosts", ())), **{key: table[key] for key in _TARGET_KEYS if key in table}}
     with file.located("rollout", key):
         body = NewRollout(
-            impact=impact, max_failures=table.get("max_failures", 1), settle_s=table.get("settle", 0), **names
+            impact=impact,
+            max_failures=table.get("max_failures", 1),
+            settle_s=table.get("settle", 0),
+            hold_if_unclear=table.get("hold_if_unclear", False),
+            **names,
         )
         rollout = replace(_with_targets(context, body, waves, calendar), checks=checks)
     return WantedRollout(

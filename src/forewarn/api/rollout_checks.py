@@ -80,6 +80,7 @@ class RolloutChecksView(BaseView, frozen=True, kw_only=True):
     progress: str  # running, paused, stopped, aborted or completed
     why: str  # why the rollout has paused itself, or ended; "": neither
     unclear: str  # why its checks keep the rollout from publishing; "": they do not
+    hold_if_unclear: bool  # its events start without an approval only while all checks are clear
     checks: tuple[CheckView, ...]  # in the order of the rollout
     measurements: tuple[MeasurementView, ...]  # of all checks, oldest first, at most the newest 500
 
@@ -165,6 +166,7 @@ def rollout_checks_view(context: RequestContext, request: MaintenanceRequest) ->
         progress=rollout.progress,
         why=rollout.why,
         unclear=rollout.unclear,
+        hold_if_unclear=rollout.hold_if_unclear,
         checks=tuple(_check_view(check, latest.get(check.name)) for check in rollout.checks),
         measurements=tuple(
             MeasurementView(check=m.check, at=m.at, outcome=m.outcome, value=m.value, text=m.text, wave=m.wave + 1)

@@ -1,4 +1,4 @@
-"""A program that runs the command of a health check, and ends with it every process that it has started.
+"""A program that runs the command of a health check, and ends all processes that it has started.
 
 `HealthProber` runs this file by its path, so it imports nothing of forewarn: STATUS-FILE PROGRAM ARGUMENT… It is the
 subreaper of the command: a process that leaves the command's session, or whose parent ends, stays below this one.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -29,8 +30,10 @@ from forewarn.core.health import (
     CheckOutcome,
     CheckResult,
     HealthCheck,
+    HealthDecision,
     Measurement,
     OwnFigure,
+    health_verdict,
     measurement_of,
     next_measurement_at,
 )
@@ -65,10 +68,13 @@ class HealthCheckService:
         self.running: dict[CheckKey, asyncio.Task[None]] = {}  # the checks under way
         self._probes: set[CheckKey] = set()  # those of them that are not figures, and may hang
         self._probes_per_rollout = _MAX_PROBES
+        self._clear_until: dict[str, float] = {}  # request id → lab time until which its checks let its events start
+        self.holding: set[str] = set()  # request ids of rollouts whose events may have waited for clear checks
         self._results: dict[CheckKey, Measurement] = {}  # not stored yet
         self._figure_slot = asyncio.Semaphore(1)  # the store does one long read at a time; probes need not wait for it
         for request in store.requests(open_only=True):
             self._index(request)
+        self.holding |= {request.id for request in self._holders()}  # their events may wait since an earlier process
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember the rollouts and measurements of a commit, in memory.
@@ -78,6 +84,7 @@ class HealthCheckService:
         for request in applied.commit.requests:
             self._index(request)
         for measurement in applied.commit.measurements:
+            self._clear_until.pop(measurement.request_id, None)
             if (known := self._measured.get(measurement.request_id)) is not None:
                 known.append(measurement)
                 del known[:-MAX_MEASUREMENTS]
@@ -95,6 +102,32 @@ class HealthCheckService:
             if request_id in self.open_rollouts:
                 self._measured[request_id] = known = list(known)
         return [m for m in known if (m.wave, m.check_round) == (rollout.wave, rollout.check_round)]
+
+    def held_rollouts(self) -> frozenset[str]:
+        """Return the request ids of rollouts that hold their events now, and note them in `holding`.
+
+        These are open rollouts with `hold_if_unclear` of which a check is bad, unclear, stale or not measured.
+        """
+        now = self._clock.now()
+        held = frozenset(request.id for request in self._holders() if now > self._clear_time(request, now))
+        self.holding |= held
+        return held
+
+    def _holders(self) -> list[MaintenanceRequest]:
+        return [r for r in self.open_rollouts.values() if r.rollout is not None and r.rollout.hold_if_unclear]
+
+    def _clear_time(self, request: MaintenanceRequest, now: float) -> float:
+        """Return until when the checks are clear if nothing is measured; each decision asks."""
+        if (known := self._clear_until.get(request.id)) is None:
+            assert request.rollout is not None
+            counting = self.counting(request.id, request.rollout)
+            verdict = health_verdict(request.rollout.checks, counting, now)
+            latest = {measurement.check: measurement.at for measurement in counting}
+            known = -math.inf
+            if verdict.decision is HealthDecision.GO_ON:
+                known = min(latest[check.name] + check.stale_after_s for check in request.rollout.checks)
+            self._clear_until[request.id] = known
+        return known
 
     async def reconcile(self) -> bool:
         """Store measurements that have ended, and start checks that are due; return whether any was stored.
@@ -143,11 +176,13 @@ class HealthCheckService:
 
     def _index(self, request: MaintenanceRequest) -> None:
         rollout = request.rollout
+        self._clear_until.pop(request.id, None)
         if request.is_open and rollout is not None and rollout.checks:
             self.open_rollouts[request.id] = request
         else:
             self.open_rollouts.pop(request.id, None)
             self._measured.pop(request.id, None)
+            self.holding.discard(request.id)
         sharers = sum(map(_is_running, self.open_rollouts.values()))
         self._probes_per_rollout = max(_MIN_PROBES, _MAX_PROBES // max(1, sharers))
         if not _is_running(request):

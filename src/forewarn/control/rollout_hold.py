@@ -8,11 +8,10 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
+from forewarn.control.scope_transactions import ScopeTransactions
 from forewarn.core.commit import Commit, SavedValue
 from forewarn.core.event import EventState
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.core.reconcile import reconcile_scope
 from forewarn.core.request import ROLLOUT_CAUSES, RolloutHold
 from forewarn.errors import Refused, Rejected
 from forewarn.store.interface import ROLLOUT_HOLD_NAME, AppliedCommit
@@ -105,9 +104,7 @@ class RolloutHoldService:
         if not self.is_lifting:
             return False
         held = [e for e in self._store.events(statuses=(EventState.SCHEDULED,)) if e.cause in ROLLOUT_CAUSES]
-        for scope_id, events in group_by_scope(held, lambda event: event.scope_id).items():
-            gates = Commit(wake_gates=tuple(sorted({event.gate_id for event in events if event.gate_id})))
-            await self._transactions.run(scope_id, reconcile_scope, extra_commit=gates)
+        await self._transactions.reconcile_scopes_of(held)
         self._on_lifted()
         stored = self._stored()
         if stored is not None and stored.is_lifted:  # not if it could not be stored, or is stored only now

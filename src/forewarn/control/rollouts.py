@@ -100,6 +100,7 @@ class RolloutService:
         for request in self._store.requests(open_only=True):
             self._index_targets(request)
         self.health = HealthCheckService(store=self._store, clock=transactions.clock, prober=prober, wake=wake)
+        transactions.held_rollouts = self.health.held_rollouts
         self._awaits_checks: set[str] = set()  # ids of the rollouts that publish nothing because of their checks
         self.holds = RolloutHoldService(transactions, on_lifted=self._check_all_open, wake=wake)
 
@@ -125,7 +126,8 @@ class RolloutService:
         if commit.measurements or any(request.rollout is not None for request in commit.requests):
             self.health.on_commit(applied)
         for measurement in commit.measurements:
-            if measurement.outcome is not CheckOutcome.GOOD or measurement.request_id in self._awaits_checks:
+            awaits = measurement.request_id in self._awaits_checks or measurement.request_id in self.health.holding
+            if measurement.outcome is not CheckOutcome.GOOD or awaits:
                 self._changed.add(measurement.request_id)
         for request in commit.requests:
             self._index_targets(request)
@@ -289,6 +291,7 @@ class RolloutService:
             self._settling[request.id] = phase.settles_until
         if progress is not RolloutState.RUNNING:
             return False
+        await self._start_held_events(request, events)
         if is_settling and self.hold is None and await self._save_wave_end(request, rollout, phase):
             return True
         begins_wave = phase.step is WaveStep.BEGIN
@@ -323,6 +326,14 @@ class RolloutService:
             await self._save_rollout(request, changed, entry)
             return True
         return None if verdict.decision is HealthDecision.GO_ON else False
+
+    async def _start_held_events(self, request: MaintenanceRequest, events: list[Event]) -> None:
+        """Decide the scheduled events again if clear checks no longer hold them."""
+        if request.id not in self.health.holding or request.id in self.health.held_rollouts():
+            return
+        scheduled = [event for event in events if event.status is EventState.SCHEDULED]
+        await self._transactions.reconcile_scopes_of(scheduled)
+        self.health.holding.discard(request.id)
 
     def vms_of(self, rollout: Rollout) -> list[Vm]:
         """Return the present VMs that a rollout covers now, also those that are done; [] if there are none.

@@ -17,10 +17,11 @@ from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.acts import live_migrations, vms_needing_destination
 from forewarn.core.commit import Commit, merge_commits, new_destinations, new_hosts_of_vms, scope_commit
 from forewarn.core.decision import DecisionContext, HostSilence, Policy
+from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.placement import NO_HINTS, DestinationHints
 from forewarn.core.planning import may_start_at_once
-from forewarn.core.reconcile import with_next_wake
+from forewarn.core.reconcile import reconcile_scope, with_next_wake
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope, scope_title_from_id
 from forewarn.errors import Conflict, NotFound, Remedy
@@ -54,6 +55,7 @@ class ScopeTransactions:
         self.destination_hints: Callable[[], DestinationHints] = lambda: NO_HINTS  # what the hypervisor knows of hosts
         self.host_silences: Callable[[], Mapping[str, HostSilence]] = dict  # of hosts whose node is or was silent
         self.hold_reason = ""  # why all rollouts are on hold, or will be once it is stored; "": they are not
+        self.held_rollouts: Callable[[], frozenset[str]] = frozenset  # request ids; their checks hold their events
         self.publication_lock = asyncio.Lock()  # no rollout publishes while one of them is being paused or aborted
         self.resumed_at: float | None = None  # when this process found an earlier one's state; starts the grace period
         # Callers in this process wait for each other per scope; writers in other processes cause Conflicts.
@@ -77,6 +79,7 @@ class ScopeTransactions:
             faults=self.faults.event_faults(),
             host_silences=self.host_silences(),
             hold=self.hold_reason,
+            held_rollouts=self.held_rollouts(),
         )
 
     def deciding(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> AbstractContextManager[DecisionContext]:
@@ -152,6 +155,12 @@ class ScopeTransactions:
         queue = self._scope_locks.setdefault(scope_id, asyncio.Lock())
         async with queue, self.faults.decision_lock():
             return await retry_on_conflict(attempt, scope_title_from_id(scope_id))
+
+    async def reconcile_scopes_of(self, held: list[Event]) -> None:
+        """Decide the scopes and gates of these events again, because what has held the events is over."""
+        for scope_id, events in group_by_scope(held, lambda event: event.scope_id).items():
+            gates = Commit(wake_gates=tuple(sorted({event.gate_id for event in events if event.gate_id})))
+            await self.run(scope_id, reconcile_scope, extra_commit=gates)
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember which gates a commit released, for later contexts. Called for every commit, in order."""

@@ -67,4 +67,7 @@ class DecisionContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     destination_problems: Mapping[str, str] = {}  # VM key → for people: why there is no host that it could move to
     faults: tuple[EventFault, ...] = ()  # active faults on events, oldest first
     hold: str = ""  # why all rollouts are on hold; "": they are not
+    held_rollouts: frozenset[str] = (
+        frozenset()
+    )  # request ids of rollouts whose checks are unclear and hold their events
     host_silences: Mapping[str, HostSilence] = {}  # name of a host → its latest silence, if starts depend on that

@@ -21,18 +21,13 @@ _MAX_NAMED_VMS = 4  # more VMs are counted instead of named
 
 
 class WaitReason(StrEnum):
-    """Why a scheduled event does not start yet.
-
-    NOTICE: neither approved nor at its NotBefore. MOVE: another event moves one of its VMs. WINDOW: no maintenance
-    window is open. HOLD: all rollouts are on hold. GRACE: the service was down when its notice ended. SILENCE: the node
-    of a VM's host was silent then. GATE: other VMs on its host are not ready. UPDATE_DOMAIN: another update domain is
-    being maintained. TERMINATES: other Terminates of its placement group are not approved.
-    """
+    """Why a scheduled event does not start yet."""
 
     NOTICE = "notice"  # neither approved nor at its NotBefore; or it has no impact, and never starts
     MOVE = "move"  # another event is moving one of its VMs to a host, or starting it there
     WINDOW = "window"  # no maintenance window is open, and it is not approved
     HOLD = "hold"  # all rollouts are on hold, and it is not approved
+    CHECKS = "checks"  # the health checks of its rollout are unclear and hold its events, and it is not approved
     GRACE = "grace"  # the service was down when its notice ended
     SILENCE = "silence"  # the node of a VM's host was silent when its notice ended
     GATE = "gate"  # other VMs on its host are not ready
@@ -53,11 +48,11 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
     """Return the first thing that a scheduled event waits for; None: it may start now. Changes nothing.
 
     An event without impact always waits, until it ends. The reasons of others are checked in this order: move, notice,
-    maintenance window, hold, grace, silent hosts, Terminates of its placement group, update domain, gate. An approved
-    event does not wait for notice, window, hold, grace and silent hosts; one whose gate is released waits for its
-    notice, but not for window, hold, grace and silent hosts. The move is first because no approval starts an event
-    while its VM is being moved, unless it evicts, deletes or deallocates the VM; after the move, the event may not be
-    needed. Does not check that the event is scheduled.
+    maintenance window, hold or health checks, grace, silent hosts, Terminates of its placement group, update domain,
+    gate. An approved event does not wait for notice, window, hold, checks, grace and silent hosts; one whose gate is
+    released waits for its notice, but not for the others of these. The move is first because no approval starts an
+    event while its VM is being moved, unless it evicts, deletes or deallocates the VM; after the move, the event may
+    not be needed. Does not check that the event is scheduled.
     """
     return (
         _recommendation_wait(event)
@@ -135,11 +130,14 @@ def _window_wait(event: Event, context: DecisionContext) -> StartWait | None:
 
 
 def _hold_wait(event: Event, context: DecisionContext) -> StartWait | None:
-    """A hold keeps what rollouts have published from starting without an approval (spec §13.5)."""
-    if not context.hold or event.approved_at is not None or event.cause not in ROLLOUT_CAUSES:
+    """A hold or unclear checks keep a rollout's events from starting without an approval (spec §13.5)."""
+    is_held = bool(context.hold) and event.cause in ROLLOUT_CAUSES
+    if not (is_held or event.request_id in context.held_rollouts) or event.approved_at is not None:
         return None
     if _is_gate_released(event, context):
         return None  # other events of the gate may have started already
+    if not is_held:  # readers of the scope do not see what the checks found
+        return StartWait(reason=WaitReason.CHECKS, text="an approval, or clear health checks of its rollout")
     return StartWait(
         reason=WaitReason.HOLD, text=f"an approval, or the end of the hold on all rollouts ({context.hold})"
     )

@@ -132,6 +132,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     waves: tuple[WaveSpec, ...] = ()  # the last is the rest; (): one wave with all VMs
     settle_s: float = 0  # lab time that must pass after the last event of each wave, at most 30 days
     checks: tuple[HealthCheck, ...] = ()  # its health checks, at most 20; (): none
+    hold_if_unclear: bool = False  # its events start without an approval only while all its checks are clear
     progress: RolloutState = RolloutState.RUNNING
     why: str = ""  # for people: why it ended, or paused itself; "": neither, or it completed without failures
     closed: bool = False  # nothing is left to publish, withdraw or wait for

@@ -52,6 +52,7 @@ FILE_KEYS: dict[str, dict[str, str]] = {
         "short_notice": _FLAG,
         "max_failures": _WHOLE,
         "settle": _DURATION,
+        "hold_if_unclear": _FLAG,
     },
     "waves": {"name": _TEXT, "vms": _WHOLE, "share": _NUMBER, "tag": _TEXT},
     "windows": {"open": _TEXTS, "blackouts": _TEXTS, "deadline": _TEXT},
