@@ -195,6 +195,8 @@ def test_an_act_that_waits_for_its_host_stays_before_later_acts_on_its_vm() -> N
         for _ in range(3):
             await run_until_idle(executor)
             next(iter(hypervisor.calls.values())).set()
+            await run_until_idle(executor)
+            executor.add_acts(an_event([replace(act, outcome=done) for act, done in executor.take_outcomes()]))
         await run_until_idle(executor)
         return hypervisor.performed
 

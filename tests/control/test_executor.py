@@ -110,6 +110,34 @@ def test_an_executor_forgets_an_act_once_its_outcome_is_stored() -> None:
     asyncio.run(scenario())
 
 
+def test_the_next_act_of_a_vm_begins_as_stored_when_the_outcome_of_the_one_before_is_stored() -> None:
+    """The act before it may have moved the VM; only the store says where to."""
+
+    async def scenario() -> None:
+        performed: list[tuple[str, str]] = []
+
+        def answer(act: Act) -> ActDone:
+            performed.append((act.id, act.from_host))
+            return ActDone(ok=True)
+
+        executor = an_executor(FakeHypervisor(answer))
+        first = an_event("a")
+        following = replace(first, id="F", acts=(replace(first.acts[0], id="F:a", event_id="F", from_host="h1"),))
+        executor.add_acts(first)
+        executor.add_acts(following)
+        await perform_all(executor)
+        await perform_all(executor)
+        assert performed == [("E:a", "")]
+        ((act, outcome),) = executor.take_outcomes()
+
+        executor.add_acts(replace(first, acts=(replace(act, outcome=outcome),)))
+        executor.add_acts(replace(following, acts=(replace(following.acts[0], from_host="h2"),)))
+        await perform_all(executor)
+        assert performed == [("E:a", ""), ("F:a", "h2")]
+
+    asyncio.run(scenario())
+
+
 def test_an_act_that_was_not_tried_does_not_count_as_an_attempt() -> None:
     """A full disk can prevent the attempt; however long that lasts, the act stays unfinished."""
 

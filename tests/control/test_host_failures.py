@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -243,6 +243,20 @@ def test_a_change_decided_on_an_old_state_of_the_fleet_is_refused_as_a_conflict(
     with pytest.raises(Conflict, match="has changed since"):
         world.do(world.control.fleet.apply_change(FleetChange(vms=(old,), decided_on=versions), who="op"))
     assert world.vm("web").host != old.host
+
+
+def test_a_vm_is_not_added_on_a_host_that_is_removed_meanwhile(world: World) -> None:
+    fleet, new = world.control.fleet, a_vm("new", host="h3")
+    decided = FleetChange(vms=(new,), decided_on=fleet.versions())
+
+    async def both() -> Sequence[object]:
+        changes = [FleetChange(removed_hosts=("h3",)), FleetChange(vms=(new,))]
+        return await asyncio.gather(*(fleet.apply_change(each, who="op") for each in changes), return_exceptions=True)
+
+    assert [type(result) for result in world.do(both())] == [type(None), Refused]
+    with pytest.raises(Conflict, match="'h3' has changed since"):
+        world.do(fleet.apply_change(decided, who="op"))
+    assert all(vm.host != "h3" for vm in world.store.vms())
 
 
 def test_a_redeployment_at_once_is_refused_while_the_vm_is_being_moved() -> None:

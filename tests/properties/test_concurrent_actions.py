@@ -9,10 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from forewarn.control.fleet import FleetChange
+from forewarn.core.cause import Verb
 from forewarn.core.decision import EnablementMode, Policy
-from forewarn.core.event import EventState
+from forewarn.core.event import Ending, EventState
 from forewarn.core.fleet import PowerState, Priority
 from forewarn.core.history import EntryKind
+from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Refused
 from tests.properties.crashing_stores import CrashingMemoryStore, CrashingWorld
@@ -62,14 +64,37 @@ def test_a_request_accepted_during_a_reconcile_pass_is_published_too(world: Cras
     assert {event.vms[0] for event in world.events()} == {"web", "db", "spot", "mail"}
 
 
-@pytest.mark.parametrize("late", [RequestedOperation.REDEPLOY, RequestedOperation.POWER_OFF])
-def test_an_act_after_a_deallocation_leaves_the_vm_on_no_host(world: CrashingWorld, late: RequestedOperation) -> None:
+def test_nothing_is_performed_on_a_vm_after_it_was_taken_off_its_host(world: CrashingWorld) -> None:
+    """Spec §4.2: a VM that is gone is skipped. An event that became ready meanwhile waits, and is not needed then."""
     world.ask(RequestedOperation.EVICT, "spot", short_notice=True)
-    [event] = world.ask(late, "spot", short_notice=late is RequestedOperation.REDEPLOY)
-    assert event.status is EventState.STARTED
+    [event] = world.ask(RequestedOperation.REDEPLOY, "spot", short_notice=True)
+    wait = start_wait(world.scope("spot"), event, world.control.transactions.context_for(world.scope("spot")))
+    assert wait is not None
+    assert (event.status, wait.reason) == (EventState.SCHEDULED, WaitReason.MOVE)
+    world.do(world.control.requests.withdraw(event.id, who="ann"))
+    with pytest.raises(Refused, match="eviction of VM 'spot' has started"):
+        world.ask(RequestedOperation.POWER_OFF, "spot")
+    [restart] = world.ask(RequestedOperation.RESTART, "spot", short_notice=True)
     world.advance(600)
 
     assert (world.vm("spot").power, world.vm("spot").host) == (PowerState.DEALLOCATED, "")
+    assert [event.ending for event in world.events() if event.id == restart.id] == [Ending.WITHDRAWN]
+    assert [effect.verb for effect in world.ledger.effects(world.vm("spot").key)] == [Verb.EVICT]
+
+
+def test_an_act_that_waits_for_a_move_is_performed_where_the_vm_has_arrived(world: CrashingWorld) -> None:
+    """That the host which the VM has left fails then does not matter."""
+    [event] = world.ask(RequestedOperation.REDEPLOY, "spot", short_notice=True)
+    [move] = event.acts
+    [eviction] = world.ask(RequestedOperation.EVICT, "spot", short_notice=True)
+    assert eviction.acts[0].from_host == move.from_host == "h1"
+    world.advance(121)
+    world.do(world.control.requests.fail_host("h1", who="op"))
+    world.advance(600)
+
+    [_, evicted] = world.ledger.effects(move.vm)
+    assert (evicted.verb, evicted.from_host, evicted.ended) == (Verb.EVICT, move.to_host, True)
+    assert world.vm("spot").power is PowerState.DEALLOCATED
 
 
 def test_vms_that_move_to_a_failing_host_are_redeployed_elsewhere(world: CrashingWorld) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from forewarn.core.acts import can_act_on
 from forewarn.core.cause import Cause, Verb
 from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import Act, Ending, Event, EventState
@@ -82,8 +83,12 @@ class HostChecker:
             self._report("§6.4 no VM moves to a host that has failed", f"{act}")
         if act.to_host and act.to_host == vm.host:
             self._report("§6.4 a VM moves to another host", f"{act}")
-        if act.to_host and vm.host and act.from_host != vm.host:
-            self._report("§6.4 a VM is moved from where it is", f"{act}, but {vm.name} is on {vm.host}")
+        if vm.removed_at is not None:
+            self._report("§4.2 nothing is performed on a VM that is gone", f"{act}")
+        elif vm.host and act.from_host != vm.host:
+            self._report("§6.4 an act is performed where its VM is", f"{act}, but {vm.name} is on {vm.host}")
+        if not can_act_on(vm, act.verb):
+            self._report("§6.4 an act is performed only where the VM's power state allows it", f"{act}, {vm.power}")
 
     def _check_start(self, event: Event) -> None:
         if event.cause not in HOST_WORK or not event.host:

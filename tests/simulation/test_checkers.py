@@ -9,7 +9,7 @@ import pytest
 from forewarn.core.cause import Cause, Verb
 from forewarn.core.commit import Commit
 from forewarn.core.event import Act, ActOutcome, Event, EventState
-from forewarn.core.fleet import HostHealth
+from forewarn.core.fleet import HostHealth, PowerState
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.hypervisor.ledger import Effect, EffectLedger
 from forewarn.store.interface import AppliedCommit
@@ -69,10 +69,23 @@ def test_a_move_away_from_a_failed_host_is_correct_and_a_move_to_one_is_not() ->
     assert found.rules == ["§6.4 no VM moves to a host that has failed"]
 
 
-def test_a_move_from_a_host_that_the_vm_has_left_is_found() -> None:
+@pytest.mark.parametrize(("verb", "to_host"), [(Verb.REDEPLOY, "h3"), (Verb.DELETE, "")])
+def test_an_act_on_a_host_that_the_vm_has_left_is_found(verb: Verb, to_host: str) -> None:
     found = Found()
-    found.checker.on_perform(an_act(verb=Verb.REDEPLOY, from_host="h2", to_host="h3"), 20.0)
-    assert found.rules == ["§6.4 a VM is moved from where it is"]
+    found.checker.on_perform(an_act(verb=verb, from_host="h2", to_host=to_host), 20.0)
+    assert found.rules == ["§6.4 an act is performed where its VM is"]
+
+
+def test_an_act_on_a_vm_that_is_gone_or_deallocated_is_found() -> None:
+    found = Found()
+    found.commit(Commit(vms=(a_vm("web", host="", power=PowerState.DEALLOCATED),)))
+    found.checker.on_perform(an_act(), 20.0)
+    found.commit(Commit(vms=(a_vm("web", host="", removed_at=10.0),)))
+    found.checker.on_perform(an_act(), 20.0)
+    assert found.rules == [
+        "§6.4 an act is performed only where the VM's power state allows it",
+        "§4.2 nothing is performed on a VM that is gone",
+    ]
 
 
 @pytest.mark.parametrize(

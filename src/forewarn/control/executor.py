@@ -75,8 +75,9 @@ class ActExecutor:
 
     It starts nothing by itself: `add_acts` queues acts, and `start_due_acts`, which the reconciler calls, begins the
     attempts that are due. `wake` is called after every attempt, and when one counts as unanswered. Acts start in the
-    order in which they became due, one per VM at a time, as far as the limits allow: an act that waits for its host
-    does not delay acts on other hosts. An attempt without an answer for ten seconds of real time no longer counts
+    order in which they became due, as far as the limits allow: an act that waits for its host does not delay acts on
+    other hosts. A VM has one act at a time; the next one begins when the outcome of the one before is stored, because
+    that may have moved the VM. An attempt without an answer for ten seconds of real time no longer counts
     overall, only on its hosts. An act that has used up its attempts gets a failed outcome. No attempt begins while
     `needs_failed_host` returns True for its act: the act waits until it gets a failed outcome (see `add_acts`), or the
     host is repaired. None begins while `may_act` returns False; when that changes, its owner wakes the reconciler.
@@ -165,8 +166,11 @@ class ActExecutor:
         for act in event.acts:
             if act.outcome is not None:
                 self._unrecorded.discard(act.id)
+                self._leave_vm_queue(act)
                 self._give_up(act)
-            elif event.status is EventState.STARTED and act.id not in self._acts and act.id not in self._unrecorded:
+            elif act.id in self._acts:
+                self._acts[act.id] = act  # its VM may have come to another host
+            elif event.status is EventState.STARTED and act.id not in self._unrecorded:
                 self._acts[act.id] = act
                 self._queue(act.id, self._clock.now())
 
@@ -264,7 +268,6 @@ class ActExecutor:
         self._host_limiter.remove(act.id)
         if (attempt := self._attempts.get(act.id)) is not None:
             attempt.task.cancel()
-        self._leave_vm_queue(act)
         self._queue_waiting_acts(act)  # it may be the one that was to take a slot that is free now
 
     def _leave_vm_queue(self, act: Act) -> None:
@@ -378,4 +381,3 @@ class ActExecutor:
         self._acts.pop(act.id, None)
         self.progress.forget(act)
         self._failures.pop(act.id, None)
-        self._leave_vm_queue(act)

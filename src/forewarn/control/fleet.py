@@ -77,13 +77,12 @@ class FleetService:
     async def apply_change(self, change: FleetChange, *, who: str) -> None:
         """Commit the change, all of it or nothing; new VMs get an id if they have none, lab VMs an address.
 
-        Also writes a history entry. Chooses no hosts, and does not check addresses or whether the hosts of VMs exist:
-        the caller has done that. The reconciler withdraws events that become obsolete. If the policy always enables
-        scopes, the scopes of the VMs are enabled. Raises Refused if a VM to remove has a started event; if a host to
-        remove has VMs or gets one, or if a VM moves to it; if a VM moves to a host that gets another location or zone;
-        or if a VM is put on a host that has failed or is confirmed down. Raises Conflict at once if a scope or host
-        that it concerns is no longer at the version in `decided_on`; without `decided_on`, if the fleet keeps changing
-        meanwhile. Raises Unavailable.
+        Also writes a history entry. Chooses no hosts, and does not check addresses: the caller has done that. The
+        reconciler withdraws events that become obsolete. If the policy always enables scopes, the scopes of the VMs are
+        enabled. Raises Refused if a VM to remove has a started event; if a host to remove has VMs or gets one, or if a
+        VM moves to it; if a VM moves to a host that gets another location or zone; or if a VM is put on a host that
+        does not exist, has failed or is confirmed down. Raises Conflict at once if a scope or host that it concerns is
+        no longer at the version in `decided_on`; without `decided_on`, if the fleet keeps changing meanwhile.
         """
 
         async def attempt() -> None:
@@ -174,6 +173,10 @@ class FleetService:
         changed = {host.name for host in (*added, *removed)}
         arriving = {vm.host for vm in change.vms if vm.host and placement.host_of(vm.key) != vm.host} - changed
         destinations = tuple(known[name] for name in sorted(arriving) if name in known)
+        if missing := sorted(arriving - known.keys()):
+            if change.decided_on is not None:
+                _require_version(f"host {missing[0]!r}", 0, change.decided_on.hosts.get(missing[0], 0))
+            raise Refused(f"host {missing[0]!r} does not exist: add it first, or choose another host")
         for host in destinations:
             if host.health is HostHealth.FAILED:
                 raise Refused(f"host {host.name!r} has failed and can take no VMs: choose another host or repair it")

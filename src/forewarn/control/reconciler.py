@@ -102,7 +102,9 @@ class Reconciler:
 
         Call it once, at the start.
         """
-        for event in self._store.events(statuses=[EventState.STARTED]):
+        started = self._store.events(statuses=[EventState.STARTED])
+        # In the order in which they started, which is that of the acts on one VM.
+        for event in sorted(started, key=lambda event: (event.started_at or 0.0, event.seq)):
             self._executor.add_acts(event)
 
     async def run(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, Verb
+from forewarn.core.cause import CAUSE_RULES, VERBS_LEAVING_HOST, Cause, CauseRules, Verb
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Act, ActOutcome, Event, EventState, act_id
 from forewarn.core.fleet import EvictionPolicy, LastSeen, PowerState, Vm, VmCondition
@@ -15,8 +15,6 @@ from forewarn.core.scope import Scope
 
 # A deallocated VM is on no host; only these verbs can still be performed on it.
 _VERBS_WITHOUT_HOST = frozenset({Verb.DELETE, Verb.START, Verb.REAPPLY, Verb.DEALLOCATE})
-# After these a VM is on no host, so it does not matter on which host it was.
-VERBS_LEAVING_HOST = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})
 # At the end of these a VM runs, unless its user had stopped it.
 _BOOTING_VERBS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.REIMAGE})
 # These need nothing from the host that a VM leaves, so they are possible even if it has failed (spec §6.4).
@@ -75,17 +73,32 @@ def vm_on_arrival(scope: Scope, vm: Vm, host: str) -> Vm | None:
     return None
 
 
-def move_in_progress(scope: Scope, event: Event) -> Act | None:
-    """Return an unfinished act of another event that brings a VM of this event to a host, or None.
+def act_to_wait_for(scope: Scope, event: Event) -> Act | None:
+    """Return an unfinished act of another event that must end before this one acts on its VM, or None.
 
-    The other event is a started event of the scope; its act migrates or redeploys the VM, or starts it on a host. If
-    there are several such acts, the result is one of the oldest event.
+    Such an act takes the VM off its host, so that the VM may be gone afterwards, or brings it to one; an event that
+    itself takes the VM off its host need not wait for the latter.
     """
+    leaves_host = event.rules.verb in VERBS_LEAVING_HOST
     for other in scope.live_events(EventState.STARTED):
         for act in other.unfinished_acts if other.id != event.id else ():
-            if act.to_host and act.name in event.vms:
+            waits = act.verb in VERBS_LEAVING_HOST or (act.to_host and not leaves_host)
+            if waits and act.name in event.vms:
                 return act
     return None
+
+
+def with_acts_at_host(scope: Scope, vm: Vm) -> Scope:
+    """Return the scope with the VM's unfinished acts changed to the host that the VM has come to."""
+    for event in scope.live_events(EventState.STARTED):
+        acts = tuple(
+            # The host it has left may have failed, but it can shut down where it is now.
+            replace(act, from_host=vm.host, abrupt=False) if act.vm == vm.key and act.outcome is None else act
+            for act in event.acts
+        )
+        if acts != event.acts:
+            scope = scope.with_event(replace(event, acts=acts))
+    return scope
 
 
 def acts_for_event(scope: Scope, event: Event, context: DecisionContext) -> tuple[Act, ...]:

@@ -29,6 +29,9 @@ class Verb(StrEnum):
     REIMAGE = "reimage"  # boot the VM with a new OS disk
 
 
+VERBS_LEAVING_HOST = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})  # after these a VM is on no host
+
+
 def verb_noun(verb: str) -> str:
     """Return the noun for a verb, as in `eviction of web`: the verb itself, except for `evict`."""
     return "eviction" if verb == Verb.EVICT else verb

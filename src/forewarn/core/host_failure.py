@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 from forewarn.core import lifecycle
-from forewarn.core.cause import Verb
+from forewarn.core.cause import VERBS_LEAVING_HOST, Verb
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.core.fleet import Vm
@@ -57,15 +57,13 @@ def has_act_on_failed_host(scope: Scope, event: Event, context: DecisionContext)
 def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = frozenset()) -> bool:
     """Return whether the failure of this host must move the VM: it is there, or is being redeployed to it.
 
-    False if a redeployment that began after the failure already moves the VM to another host. True also if the VM is on
-    one of `failed_hosts` (names) and not being redeployed: its redeployment to this host has ended as failed.
+    False if an act that began after the failure already takes the VM away. True also if the VM is on one of
+    `failed_hosts` (names) and not being redeployed: its redeployment to this host has ended as failed.
     """
-    moves = [
-        act
-        for event in scope.live_events(EventState.STARTED)
-        for act in event.unfinished_acts
-        if act.vm == vm.key and act.verb is Verb.REDEPLOY
-    ]
+    acts = [act for event in scope.live_events(EventState.STARTED) for act in event.unfinished_acts if act.vm == vm.key]
+    if any(act.abrupt and act.verb in VERBS_LEAVING_HOST for act in acts):
+        return False
+    moves = [act for act in acts if act.verb is Verb.REDEPLOY]
     if vm.host == host:
         return not any(act.abrupt and act.to_host != host for act in moves)
     return any(act.to_host == host for act in moves) or (vm.host in failed_hosts and not moves)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from forewarn.core import fault_effects, lifecycle
-from forewarn.core.acts import acts_for_event, is_concerned, move_in_progress, vm_on_arrival
-from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules
+from forewarn.core.acts import act_to_wait_for, acts_for_event, is_concerned, vm_on_arrival
+from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, verb_noun
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.fleet import PowerState, Priority, Vm
@@ -268,14 +268,18 @@ def _announce_or_start(scope: Scope, event: Event, vms: list[Vm], context: Decis
         # The redeployment takes the place of what was being done to these VMs.
         scope = end_acts_on_failed_hosts(scope, context, names=event.vms)
         return lifecycle.start_without_notice(scope, event, acts_for_event(scope, event, context), context.now)
-    move = move_in_progress(scope, event)
+    earlier = act_to_wait_for(scope, event)
     if not event.listed:
-        if move is not None and event.rules.moves_vm:
-            raise Refused(f"VM {move.name!r} is being moved to host {move.to_host!r}: try again when it has arrived")
+        if earlier is not None and not earlier.to_host:
+            raise Refused(f"the {verb_noun(earlier.verb)} of VM {earlier.name!r} has started: wait until it is done")
+        if earlier is not None and event.rules.moves_vm:
+            raise Refused(
+                f"VM {earlier.name!r} is being moved to host {earlier.to_host!r}: try again when it has arrived"
+            )
         return lifecycle.start_without_notice(scope, event, acts_for_event(scope, event, context), context.now)
     if _is_preapproved(event.cause, vms) and (vms[0].approves_all_down or not _stops_last_vm(scope, vms)):
         approved = replace(event, approved_at=context.now, approved_by="policy", note="approved by policy")
-        if move is not None:
+        if earlier is not None:
             return lifecycle.announce(scope, approved)  # it starts when the VM has arrived
         return lifecycle.start_without_notice(scope, approved, acts_for_event(scope, approved, context), context.now)
     return (

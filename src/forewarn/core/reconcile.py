@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from forewarn.core import fault_effects, lifecycle
-from forewarn.core.acts import acts_for_event, affected_vms, can_act_on, vm_after_act
+from forewarn.core.acts import acts_for_event, affected_vms, can_act_on, vm_after_act, with_acts_at_host
 from forewarn.core.cause import RECOMMENDATION_S
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Act, ActOutcome, Ending, Event, EventState
@@ -72,7 +72,9 @@ def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
     vm = scope.vm(act.name)
     if vm is None or not outcome.ok or not can_act_on(vm, act.verb):
         return recorded
-    return recorded.with_vm(vm_after_act(vm, act, outcome.at))
+    after = vm_after_act(vm, act, outcome.at)
+    recorded = recorded.with_vm(after)
+    return with_acts_at_host(recorded, after) if after.host not in ("", vm.host) else recorded
 
 
 def _start_event(scope: Scope, event: Event, context: DecisionContext) -> Scope:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from forewarn.core.acts import VERBS_LEAVING_HOST, move_in_progress
-from forewarn.core.cause import RECOMMENDATION_S
+from forewarn.core.acts import act_to_wait_for
+from forewarn.core.cause import RECOMMENDATION_S, verb_noun
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
 from forewarn.core.request import ROLLOUT_CAUSES
@@ -24,7 +24,7 @@ class WaitReason(StrEnum):
     """Why a scheduled event does not start yet."""
 
     NOTICE = "notice"  # neither approved nor at its NotBefore; or it has no impact, and never starts
-    MOVE = "move"  # another event is moving one of its VMs to a host, or starting it there
+    MOVE = "move"  # another event is bringing one of its VMs to a host, or taking it off its host
     WINDOW = "window"  # no maintenance window is open, and it is not approved
     HOLD = "hold"  # all rollouts are on hold, and it is not approved
     CHECKS = "checks"  # the health checks of its rollout are unclear and hold its events, and it is not approved
@@ -51,8 +51,8 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
     maintenance window, hold or health checks, grace, silent hosts, Terminates of its placement group, update domain,
     gate. An approved event does not wait for notice, window, hold, checks, grace and silent hosts; one whose gate is
     released waits for its notice, but not for the others of these. The move is first because no approval starts an
-    event while its VM is being moved, unless it evicts, deletes or deallocates the VM; after the move, the event may
-    not be needed. Does not check that the event is scheduled.
+    event while its VM is being moved, unless it evicts, deletes or deallocates the VM, nor while the VM is being
+    evicted, deleted or deallocated; afterwards the event may not be needed. Does not check that the event is scheduled.
     """
     return (
         _recommendation_wait(event)
@@ -182,12 +182,12 @@ def _silence_wait(scope: Scope, event: Event, context: DecisionContext) -> Start
 
 
 def _move_wait(scope: Scope, event: Event) -> StartWait | None:
-    """An act is performed where the VM is, so an event waits while another one moves it (spec §6.4)."""
-    if event.rules.verb in VERBS_LEAVING_HOST:
-        return None
-    act = move_in_progress(scope, event)
+    """An act is performed where the VM is, so it waits while another one moves or removes it (spec §6.4)."""
+    act = act_to_wait_for(scope, event)
     if act is None:
         return None
+    if not act.to_host:
+        return StartWait(reason=WaitReason.MOVE, text=f"the {verb_noun(act.verb)} of {act.name}, which has started")
     why = f" because host {act.from_host} failed" if act.abrupt and act.from_host else ""
     return StartWait(reason=WaitReason.MOVE, text=f"{act.name}, which is being moved to {act.to_host}{why}")
 

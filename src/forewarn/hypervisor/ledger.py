@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from forewarn.core.cause import Verb
+from forewarn.core.cause import VERBS_LEAVING_HOST, Verb
 from forewarn.errors import Rejected, Unavailable
 from forewarn.hypervisor.interface import ActDone, ActNotTried
 
@@ -49,7 +49,6 @@ T = TypeVar("T")
 _WriteFunction = Callable[[], Any]
 _WriteOutcome = tuple[Any, Exception | None]
 _BOOT_VERBS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.START, Verb.REIMAGE})
-_HOST_LEAVING_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,7 +219,7 @@ class EffectLedger:
         ended = sorted((e for e in self.effects(vm) if e.ended), key=lambda e: e.ends_at)
         host = ""
         for effect in ended:
-            host = "" if effect.verb in _HOST_LEAVING_VERBS else effect.to_host or effect.from_host or host
+            host = "" if effect.verb in VERBS_LEAVING_HOST else effect.to_host or effect.from_host or host
         return VmHistory(boots=sum(e.verb in _BOOT_VERBS for e in ended), host=host)
 
     @property
