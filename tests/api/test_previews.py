@@ -46,6 +46,11 @@ def test_a_preview_of_a_host_failure_shows_the_vms_that_must_leave(api: Any) -> 
     assert sorted(name for event in shown["events"] for name in event["vms"]) == ["db", "pool_0", "pool_1", "web-0"]
     shown = unchanged(api, "/hosts/h1/fail/preview")
     assert {event["starts_at"] == event["published_at"] for event in shown["events"]} == {True}
+    assert shown["sentences"] == [
+        "4 events over 4 VMs, published at once.",
+        "4 events start at once, without notice.",
+        "If every act takes its usual time, everything is done in 2 min.",
+    ]
 
 
 @pytest.mark.parametrize(

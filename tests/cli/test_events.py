@@ -18,6 +18,22 @@ def test_an_empty_list_says_what_to_do_next(lab: Any) -> None:
     assert lab.good("events", "--vm", "web") == "No event of web is pending.\n"
 
 
+def test_what_comes_next_is_listed_first(lab: Any) -> None:
+    def shown(*options: str) -> list[str]:
+        return [name for event in lab.json("events", *options)["events"] for name in event["vms"]]
+
+    lab.good("restart", "web")
+    lab.good("evict", "spot")
+    lab.good("withdraw", lab.json("restart", "db-0")["events"][0]["id"])
+    lab.good("clock", "advance", "1s")
+    lab.good("withdraw", lab.json("restart", "db-1")["events"][0]["id"])
+    assert shown() == ["spot", "web"]
+    assert shown("--all") == ["spot", "web", "db-1", "db-0"]
+    lab.good("approve", "--vm", "web")
+    assert shown() == ["web", "spot"]
+    assert [line.split()[3] for line in lab.good("events").splitlines()[1:]] == ["web", "spot"]
+
+
 def test_an_event_that_is_over_shows_why_it_ended(lab: Any) -> None:
     lab.good("withdraw", lab.json("restart", "web")["events"][0]["id"], "--reason", "later")
     assert [line.split()[-1] for line in lab.good("events", "--all").splitlines()] == ["WHY", "later"]

@@ -17,6 +17,7 @@ from forewarn.cli.formatting import (
     event_headers,
     event_kind,
     event_row,
+    event_time,
     join_names,
     status_text,
     waiting_reason,
@@ -39,17 +40,17 @@ _NO_EVENTS = "No event is pending. Request one: forewarn restart VM, or forewarn
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show at most N events.")
 @service_command
 def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **selection: str | None) -> None:
-    """Show pending events.
+    """Show pending events, those that come next first.
 
     \f
     Shows live events, and with `over_too` events that are over, that match all of `selection`: vm (events that affect
     it), scope, host and rollout, each None or a name or id. Raises NotFound for an unknown name or id, Refused for an
-    ambiguous one. `limit` is at most 1,000,000, and None means 1000; if there are more events, the newest are shown,
-    oldest first. With `watch` it runs until it is interrupted, and prints a live table on a terminal, a line for each
+    ambiguous one. `limit` is at most 1,000,000, and None means 1000; if there are more events, the newest are shown.
+    With `watch` it runs until it is interrupted, and prints a live table on a terminal, a line for each
     change in a pipe, and a page for each change with --json.
     """
     query = {"all": over_too or None, "limit": limit, **selection}
-    page = call.api.get("events", query=query)
+    page = _read_events(call, query)
     if watch:
         _watch_events(call, query, page)
     elif call.output.as_json:
@@ -58,6 +59,18 @@ def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **s
         call.output.print_table(event_headers(page["events"]), _event_rows(call, page["events"]))
     else:
         call.output.print_line(_no_events_text([name for name in selection.values() if name], over_too=over_too))
+
+
+def _read_events(call: Invocation, query: QueryParameters) -> JsonObject:
+    """The API's page of events, in the order of their times: what is in progress, what comes next, what ended last."""
+    page = call.api.get("events", query=query)
+    return {**page, "events": sorted(page["events"], key=_time_order)}
+
+
+def _time_order(event: JsonObject) -> tuple[int, float]:
+    if event["status"] == "over":
+        return 2, -event_time(event)
+    return (0 if event["status"] == "started" else 1), event_time(event)
 
 
 def _no_events_text(selected: list[str], *, over_too: bool) -> str:
@@ -85,7 +98,7 @@ def _watch_events(call: Invocation, query: QueryParameters, page: JsonObject) ->
             before, seq = page["events"], page["seq"]
             while not wait_for_entries(call, seq, wait_s=interval_s)["entries"] and not call.output.is_terminal:
                 pass
-            page = call.api.get("events", query=query)
+            page = _read_events(call, query)
 
 
 def _event_table(call: Invocation, listed: list[JsonObject]) -> RenderableType:

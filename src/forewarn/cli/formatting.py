@@ -140,10 +140,9 @@ def status_text(event: JsonObject) -> Text:
     return state_text(event["ending"] or event["status"])
 
 
-def _relevant_time(event: JsonObject, now: float) -> str:
-    """When the event ended, else started, else may start: `12:00:05 (in 5m)`, or `-` if none is known."""
-    at = event["over_at"] or event["started_at"] or event["not_before"]
-    return describe_time(at, now)
+def event_time(event: JsonObject) -> float:
+    """Return when an event ended, else started, else may start; `event` is the API's view of it."""
+    return float(event["over_at"] or event["started_at"] or event["not_before"])
 
 
 def waiting_reason(event: JsonObject, now: float) -> str:
@@ -194,7 +193,7 @@ def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
         event_kind(event),
         join_text(status_text(event), approved),
         join_names(event["vms"]),
-        _relevant_time(event, now),
+        describe_time(event_time(event), now),
         _short_waiting_reason(event, now),
     ]
 

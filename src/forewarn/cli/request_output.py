@@ -54,7 +54,7 @@ def show_preview(call: Invocation, view: JsonObject) -> None:
 
 def _preview_rows(events: list[JsonObject], now: float) -> Iterator[list[Cell]]:
     for event in events[:_MAX_EVENTS_SHOWN]:
-        at = describe_time(event["published_at"], now) if event["published_at"] > now else "at once"
+        at = describe_time(event["published_at"], now) if event["published_at"] >= now + 1 else "at once"
         yield [
             str(event["wave"]),
             str(event["kind"]),

@@ -131,10 +131,12 @@ def _sentences(events: Sequence[PreviewedEvent], *, now: float, vms: int, over_a
     yield from _published_sentences(listed, vms, is_over=over_at is not None)
     yield from _replacement_sentences(events)
     if over_at is not None and listed:
-        yield (
-            "Without approvals, and if every act takes its usual time, everything is done in "
-            f"{duration_text(over_at - now)}; approvals make it faster."
-        )
+        done = f"f every act takes its usual time, everything is done in {duration_text(over_at - now)}"
+        # Approvals matter only to events that wait for the end of their notice.
+        if any(event.starts_at != event.published_at for event in listed):
+            yield f"Without approvals, and i{done}; approvals make it faster."
+        else:
+            yield f"I{done}."
 
 
 def _immediate_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
