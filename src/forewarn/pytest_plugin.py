@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from difflib import get_close_matches
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,7 +38,24 @@ def scheduled_events(request: pytest.FixtureRequest, scheduled_events_factory: C
     Without the marker it is `Lab()`.
     """
     marker = request.node.get_closest_marker(_MARKER)
-    return scheduled_events_factory(*(marker.args if marker else ()), **(marker.kwargs if marker else {}))
+    if marker is None:
+        return scheduled_events_factory()
+    if problem := _marker_problem(marker):
+        pytest.fail(problem, pytrace=False)
+    return scheduled_events_factory(*marker.args, **marker.kwargs)
+
+
+def _marker_problem(marker: pytest.Mark) -> str:
+    """Why a lab cannot be made with the marker's arguments, in a sentence; "" if they fit."""
+    known = list(signature(_lab_class()).parameters)
+    for name in marker.kwargs:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            remedy = f"did you mean {close[0]!r}?" if close else f"its arguments are {', '.join(known)}"
+            return f"the marker {_MARKER} has no argument {name!r}: {remedy}"
+    if len(marker.args) + (known[0] in marker.kwargs) > 1:
+        return f"the marker {_MARKER} takes only {known[0]} without a name: name the other arguments"
+    return ""
 
 
 @pytest.fixture

@@ -55,6 +55,22 @@ def test_nothing_is_left():
     assert "4 passed" in done.stdout
 
 
+def test_a_wrong_argument_of_the_marker_is_reported_in_a_sentence(tmp_path: Path) -> None:
+    cases = {
+        "flet='fleet.toml'": "has no argument 'flet': did you mean 'fleet'?",
+        "size=3": "has no argument 'size': its arguments are vms, spot, availability_set, fleet, at, ",
+        "'web-0', 'web-1'": "takes only vms without a name: name the other arguments",
+    }
+    tests = [
+        f"@pytest.mark.scheduled_events({arguments})\ndef test_{number}(scheduled_events): pass\n"
+        for number, arguments in enumerate(cases)
+    ]
+    done = run(tmp_path, "\n".join(["import pytest", *tests]), "-q")
+    assert done.returncode == 1
+    assert [s for s in cases.values() if f"\nthe marker scheduled_events {s}" not in done.stdout] == []
+    assert "TypeError" not in done.stdout
+
+
 def test_without_a_marker_the_lab_has_one_vm(tmp_path: Path) -> None:
     done = run(tmp_path, "def test_it(scheduled_events):\n    assert scheduled_events.vm('vm-0').power == 'running'\n")
     assert done.returncode == 0, done.stdout
