@@ -62,7 +62,7 @@ def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **s
 
 
 def _read_events(call: Invocation, query: QueryParameters) -> JsonObject:
-    """The API's page of events, in the order of their times: what is in progress, what comes next, what ended last."""
+    """The API's page, sorted by time: what is in progress, what comes next, then what ended last."""
     page = call.api.get("events", query=query)
     return {**page, "events": sorted(page["events"], key=_time_order)}
 
