@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,22 @@ def test_functions_are_called_for_their_kinds_and_only_for_this_vm(run_it: Run) 
     with Service(document(5, "Freeze", "Preempt of web-1", "Teleport", "Preempt")) as server:
         run_it(handler, server)
     assert sorted(calls) == ["Preempt", "Teleport"]
+
+
+@EITHER
+def test_functions_that_block_keep_no_other_event_waiting(run_it: Run) -> None:
+    """There are more of them than the default executor of asyncio has threads."""
+    count = (os.cpu_count() or 1) + 5
+    handler, together = Handler(), threading.Barrier(count)
+
+    @handler.on()
+    def leave(change: Change) -> None:
+        together.wait(WAIT_S / 2)
+        handler.stop()
+
+    with Service(document(5, *(f"Kind{number}" for number in range(count)))) as server:
+        run_it(handler, server)
+    assert not together.broken
 
 
 @EITHER

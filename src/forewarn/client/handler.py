@@ -8,6 +8,7 @@ tasks.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import queue
 import threading
@@ -159,8 +160,8 @@ class Handler:
     async def arun(self, client: AsyncClient, cursor: Path | str | None = None) -> None:
         """Watch for changes and call functions until `stop` or cancellation; async ones as tasks.
 
-        Functions that are not async are called in threads of the loop's default executor, which are few: many slow ones
-        delay each other and the watch. `cursor` is the file that keeps the changes that are not handled; None: no file.
+        Each call of a function that is not async has its own thread. `cursor` is the file that keeps the changes that
+        are not handled; None: no file.
         Waits out outages. Cancellation, or an error of the watch, cancels the tasks; functions in threads run on, and
         are not waited for. Raises NotFound or Rejected if the endpoint refuses, and Rejected if the cursor file cannot
         be used. An exception of a function is logged, and the function is called again; SystemExit ends the run. One
@@ -327,11 +328,35 @@ async def _run_job_async(client: AsyncClient, job: HandlerJob) -> Any:
         case CallHandlerFunction(task=task) if inspect.iscoroutinefunction(task.rule.function):
             return await task.rule.function(task.change)
         case CallHandlerFunction(task=task):
-            return await asyncio.to_thread(task.rule.function, task.change)
+            return await _call_in_thread(task.rule.function, task.change)
         case ApproveEvent():
             return await client.approve(job.event)
         case _:
             return await client.name()
+
+
+async def _call_in_thread(function: Callable[[Change], Any], change: Change) -> Any:
+    # The default executor has few threads: a handful of slow functions would delay all others, and the watch.
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def end(result: Any, error: BaseException | None) -> None:
+        if not ended.cancelled():
+            ended.set_result((result, error))
+
+    def call() -> None:
+        try:
+            result = context.run(function, change)
+            _call_in_loop(loop, partial(end, result, None))
+        except BaseException as error:  # sys.exit() in a handler function ends the program, not only its thread
+            _call_in_loop(loop, partial(end, None, error))
+
+    threading.Thread(target=call, daemon=True).start()
+    result, error = await ended
+    if error is not None:
+        raise error
+    return result
 
 
 def _is_first_change(change: Change) -> bool:
