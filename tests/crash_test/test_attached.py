@@ -159,7 +159,7 @@ def test_the_command_says_where_to_point_the_handler_and_grades_it(tmp_path: Pat
         assert url, hint
         with running_handler(url[1], tmp_path):
             output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
+    assert process.returncode == 3, output  # without a probe it is unknown whether the application recovered
     assert "The handler ran elsewhere" in output
     result = load_result(tmp_path / "result.json")
     assert (result.attached, result.vm, result.command) == ("127.0.0.1:0", "web-0", ())
