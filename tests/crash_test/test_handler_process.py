@@ -135,6 +135,17 @@ def test_a_vm_has_its_own_hostname_and_a_new_boot_id_after_a_reboot_only(tmp_pat
     assert third not in ("", first)
 
 
+@pytest.mark.namespaces
+def test_a_handler_cannot_change_the_settings_of_the_machine(tmp_path: Path) -> None:
+    async def scenario(handler: HandlerProcess, recorder: CaseRecorder) -> None:
+        await wait_for_line(recorder, "tried")
+
+    program = "(: >> /proc/sys/vm/swappiness) 2> /dev/null && echo changed; echo tried; exec sleep 1000"
+    timeline = run_handler(make_shell_machine(tmp_path, program, in_namespaces=True), scenario)
+
+    assert lines(timeline) == ["tried"]
+
+
 @both_machines
 def test_a_frozen_handler_stands_still_and_continues_afterwards(tmp_path: Path, in_namespaces: bool) -> None:
     async def scenario(handler: HandlerProcess, recorder: CaseRecorder) -> None:

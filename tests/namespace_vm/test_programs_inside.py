@@ -17,6 +17,10 @@ pytestmark = pytest.mark.namespaces
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 POLL = "import urllib.request as u; print(u.urlopen('http://169.254.169.254/metadata/versions', timeout=9).read())"
+MACHINE_SETTINGS = (
+    *("/proc/sys/vm/swappiness", "/proc/sys/kernel/panic", "/proc/sysrq-trigger", "/proc/irq/default_smp_affinity"),
+    "/sys/kernel/mm/transparent_hugepage/enabled",
+)
 UNPRIVILEGED = """
 import ctypes, encodings.idna, os, sys, pathlib
 from forewarn.namespace_vm.run import VmRunOptions, run_vm
@@ -62,6 +66,17 @@ def test_a_vm_has_its_own_boot_id(service: FakeSupervisorServer, run: Run) -> No
     read, given = result.stdout.split()
     assert read == given == service.wait_for_message("web-0", "hello")["hello"]["boot_id"]
     assert given != Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can change settings of the machine")
+def test_a_program_of_root_cannot_change_the_settings_of_the_machine(service: FakeSupervisorServer, run: Run) -> None:
+    shared = [path for path in MACHINE_SETTINGS if os.access(path, os.W_OK)]
+    script = 'for file; do if (: >> "$file") 2> /dev/null; then echo "$file"; fi; done'  # opens, and writes nothing
+
+    result = run("web-0", "--", "sh", "-c", script, "sh", *shared, "/proc/sys/net/ipv4/ip_forward")
+
+    assert "/proc/sys/vm/swappiness" in shared
+    assert result.stdout == "/proc/sys/net/ipv4/ip_forward\n", "the VM's own network can be changed, and nothing else"
 
 
 def test_the_environment_names_the_vm(service: FakeSupervisorServer, run: Run) -> None:

@@ -24,6 +24,8 @@ from forewarn.namespace_vm.vm_spec import NetworkMode, VmSpec
 
 _MAX_MESSAGE_BYTES = 65536
 _BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
+_NETWORK_SETTINGS = "/proc/sys/net"
+_MACHINE_SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/sys")
 _IGNORED_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -229,6 +231,7 @@ def _set_up_vm(spec: VmSpec) -> list[str]:
         "a /proc of its own": lambda: syscalls.mount_virtual_filesystem("proc", "/proc"),
         "a /sys of its own": _mount_sysfs,
         "its boot id in /proc": lambda: syscalls.bind_mount(str(spec.boot_id_file), _BOOT_ID_FILE),
+        "protection of the machine's settings": lambda: _protect_settings(spec.network_mode),
     }
     missing = [feature for feature, set_up in features.items() if not _succeeds(set_up)]
     if spec.files is not None:
@@ -244,6 +247,14 @@ def _mount_sysfs() -> None:
         syscalls.bind_mount(f"/proc/self/fd/{groups}", "/sys/fs/cgroup")
     finally:
         os.close(groups)
+
+
+def _protect_settings(mode: NetworkMode) -> None:
+    """Keep a program of root from changing settings of the whole machine by mistake: it could mount them again."""
+    if mode is not NetworkMode.JOINED:
+        syscalls.bind_mount(_NETWORK_SETTINGS, _NETWORK_SETTINGS)  # the VM's own: they stay writable
+    for path in filter(os.path.exists, _MACHINE_SETTINGS):
+        syscalls.make_read_only(path)
 
 
 def _succeeds(set_up: Callable[[], None]) -> bool:

@@ -12,7 +12,8 @@ CLONE_NEWUTS = 0x04000000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWPID = 0x20000000
 
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NS_GET_USERNS = 0xB701
 
@@ -68,6 +69,13 @@ def mount_tmpfs(target: str, size_bytes: int) -> None:
 def bind_mount(source: str, target: str) -> None:
     """Make `source`, with mounts below it, appear at `target` too. Raises OSError if refused."""
     _mount(source, target, None, _MS_BIND | _MS_REC)
+
+
+def make_read_only(target: str) -> None:
+    """Make `target`, a path of /proc or /sys, read-only; mounts below it stay as they are. OSError if refused."""
+    bind_mount(target, target)
+    # The kernel refuses a change that clears one of the other flags, which the mount above has.
+    _mount("none", target, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
 
 def _mount(source: str, target: str, filesystem: str | None, flags: int, options: str = "") -> None:
