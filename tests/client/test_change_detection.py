@@ -18,7 +18,7 @@ from forewarn.client.change_detection import (
     epoch_from_etag,
 )
 from forewarn.protocol.codec import decode_document
-from forewarn.protocol.exchange import etag
+from forewarn.protocol.exchange import body_digest, etag
 
 FINISHED, WITHDRAWN, UNKNOWN = Outcome.FINISHED, Outcome.WITHDRAWN, Outcome.UNKNOWN
 
@@ -296,8 +296,11 @@ def test_a_reset_document_with_an_unusable_element_ends_nothing() -> None:
 
 def test_the_client_reads_the_epoch_of_every_etag_that_the_service_makes() -> None:
     """Without it, a stale document and a reset cannot be told apart."""
-    assert epoch_from_etag(etag("scope", 3, 17)).startswith("3-")
-    assert epoch_from_etag(etag("scope", 3, 17, "0a1b2c3d")) != epoch_from_etag(etag("scope", 3, 17, "4e5f6071"))
+    first, second = body_digest(b"first"), body_digest(b"second")
+    epoch = epoch_from_etag(etag("scope", 3, 17, first, "0a1b2c3d"))
+    assert epoch.startswith("3-")
+    assert epoch == epoch_from_etag(etag("scope", 3, 18, second, "0a1b2c3d")), "it stays as the content changes"
+    assert epoch != epoch_from_etag(etag("scope", 3, 17, first, "4e5f6071"))
 
 
 LISTS = st.lists(st.sampled_from("ABCDE"), unique=True).flatmap(

@@ -12,13 +12,18 @@ from forewarn.control.faults import FaultSpec, FaultTarget
 from forewarn.core.event import EventState
 from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, FaultKind
 from forewarn.core.request import RequestedOperation
-from forewarn.protocol.exchange import etag
+from tests.support.metadata_backend import tag_of
 from tests.support.world import World, a_host, a_vm
 
 POLL = "/metadata/scheduledevents?api-version="
 TARGETS = [POLL + "2020-07-01", POLL + "2017-03-01", POLL + "1999-01-01", POLL, "/metadata/instance", "/x"]
 BODIES = [b"", b"{}", b'{"StartRequests":[{"EventId":"EVENT-1"}]}', b'{"StartRequests":[{"EventId":"NOT"}]}']
-HEADERS: list[dict[str, str]] = [{}, {"If_None_Match": etag("pair", 1, 2)}, {"If_None_Match": "junk"}, {"Origin": "x"}]
+HEADERS: list[dict[str, str]] = [
+    {},
+    {"If_None_Match": tag_of(incarnation=2)},
+    {"If_None_Match": "junk"},
+    {"Origin": "x"},
+]
 
 requests = st.fixed_dictionaries(
     {

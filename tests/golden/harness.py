@@ -63,7 +63,8 @@ def check_golden_json(name: str, value: Any) -> None:
 
 _GUID = re.compile(r"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
 _MAC = re.compile(r"\b000D3A[0-9A-F]{6}\b")  # it follows from the id of a VM
-_ETAG = re.compile(r'("\d+-\d+-[0-9a-f]{8})[0-9a-f]{8}(?=")')  # its last digits are random, made with the store
+# The digits after the scope's are random, made with the store; those of the content follow from ids and times.
+_ETAG = re.compile(r'("\d+-\d+-[0-9a-f]{8})[0-9a-f]{8}-[0-9a-f]{16}(?=")')
 _USER = re.compile(r"\blocal user [\w.-]+")
 _ISO = re.compile(r"\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
 HUMAN_KEYS = {
@@ -100,7 +101,7 @@ class Masks:
     def text(self, text: str) -> str:
         for known in sorted(self._replaced, key=len, reverse=True):
             text = text.replace(known, self._replaced[known])
-        text = _ETAG.sub(r"\1<store>", _GUID.sub(self._id, text))
+        text = _ETAG.sub(r"\1<store>-<content>", _GUID.sub(self._id, text))
         return _USER.sub("local user <user>", _MAC.sub("<mac>", text))
 
     def _id(self, found: re.Match[str]) -> str:

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forewarn.metadata import CallerDirectory, Limits, MetadataServer, PublishedDocuments, open_lab_listeners
-from forewarn.protocol.exchange import EndpointRules, etag
+from forewarn.protocol.exchange import EndpointRules
 from tests.metadata.conftest import MakeNotice, MakeRequest, RunScenario, World
-from tests.support.metadata_backend import FakeMetadataBackend
+from tests.support.metadata_backend import FakeMetadataBackend, tag_of
 
 ADDRESS = "127.0.5.7"
 
@@ -170,13 +170,13 @@ REQUESTS = [
     poll(),
     poll("Connection: close"),
     poll("Connection: close", version="2017-08-01"),
-    poll("Connection: close", f"If-None-Match: {etag('pair', 1, 1)}"),
+    poll("Connection: close", f"If-None-Match: {tag_of()}"),
     poll(http="1.0"),
     poll("Connection: keep-alive", http="1.0"),
     poll() + poll(),
     poll() * 3 + poll("Connection: close"),
     poll()[:-1],
-    poll("Connection: close", f"If-None-Match: {etag('pair', 1, 1)}", "Prefer: wait=300"),
+    poll("Connection: close", f"If-None-Match: {tag_of()}", "Prefer: wait=300"),
     poll("Connection: close", version="nonsense"),
     b"",
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forewarn.metadata import Limits
-from forewarn.protocol.exchange import etag
 from tests.metadata.conftest import Client, MakeNotice, MakeRequest, RunScenario, World
+from tests.support.metadata_backend import tag_of
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 
@@ -136,7 +136,7 @@ def test_a_repeated_long_poll_is_held_again(run_scenario: RunScenario, request_b
     async def scenario(world: World) -> None:
         [client] = await held(world, request_bytes, wait="wait=1")
         assert (await client.reply()).status == 304
-        client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=1"))
+        client.send(request_bytes(If_None_Match=tag_of(), Prefer="wait=1"))
         await world.until(lambda: world.server.counters.held == 1)
 
     run_scenario(scenario)
@@ -179,7 +179,7 @@ def test_a_half_closed_connection_is_not_held_for_a_pipelined_long_poll(
         client = await world.connect()
         client.send(request_bytes(method="POST", body=b'{"StartRequests":[]}'))
         await world.until(lambda: world.backend.waiting == 1)
-        client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=300"))
+        client.send(request_bytes(If_None_Match=tag_of(), Prefer="wait=300"))
         client.writer.write_eof()
         await world.pause()
         world.backend.is_open.set()
@@ -234,7 +234,7 @@ def test_a_scope_enabled_by_a_long_poll_holds_it_too(
 
     async def scenario(world: World) -> None:
         client = await world.connect()
-        client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=300"))
+        client.send(request_bytes(If_None_Match=tag_of(), Prefer="wait=300"))
         await world.until(lambda: world.server.counters.held == 1)
         world.backend.show("pair", notice())
         assert (await client.reply()).status == 200
@@ -248,7 +248,7 @@ def test_a_change_right_after_enabling_is_not_missed(
     async def scenario(world: World) -> None:
         world.backend.is_open.clear()
         client = await world.connect()
-        client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=300"))
+        client.send(request_bytes(If_None_Match=tag_of(), Prefer="wait=300"))
         await world.until(lambda: world.backend.waiting == 1)
         world.backend.is_open.set()
         while not world.backend.enabled_by:

@@ -22,11 +22,11 @@ from forewarn.metadata import CallerDirectory, Limits, MetadataServer, Published
 from forewarn.metadata.identity import Caller
 from forewarn.metadata.interface import ResetConnection
 from forewarn.protocol.document import NoticeStatus
-from forewarn.protocol.exchange import EndpointRules, etag
+from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.http_message import HttpResponse
-from tests.metadata.conftest import MakeNotice
+from tests.metadata.conftest import MakeNotice, notice
 from tests.support.in_memory_transport import InMemoryTransport
-from tests.support.metadata_backend import FakeMetadataBackend
+from tests.support.metadata_backend import FakeMetadataBackend, tag_of
 
 PATH = b"/metadata/scheduledevents?api-version="
 TURNS = 12  # more turns of the event loop than any step takes
@@ -47,7 +47,7 @@ def post(body: bytes = b'{"StartRequests":[{"EventId":"EVENT-1"}]}') -> bytes:
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-TAGS = [etag("pair", 1, number).encode() for number in range(4)]
+TAGS = [tag_of(*([notice()] if number > 1 else ()), incarnation=number).encode() for number in range(4)]
 POLLS = [
     get(),
     get(b"2017-08-01"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.metadata import Limits
+from forewarn.metadata import Limits, PublishedScope
+from forewarn.protocol.document import Document, Kind
 from forewarn.protocol.exchange import EndpointRules
 from tests.metadata.conftest import MakeNotice, MakeRequest, RunScenario, World
 
@@ -37,6 +38,26 @@ def test_the_date_header_carries_lab_time(run_scenario: RunScenario) -> None:
         assert (await client.ask()).headers["date"] == "Mon, 19 Sep 2016 18:29:47 GMT"
         world.backend.at += 3600
         assert (await client.ask()).headers["date"] == "Mon, 19 Sep 2016 19:29:47 GMT"
+
+    run_scenario(scenario)
+
+
+def test_one_etag_never_names_two_bodies(run_scenario: RunScenario, notice: MakeNotice) -> None:
+    """Spec §4.3: a store that lost writes shows another document under the same numbers, and no VM may miss it."""
+
+    async def scenario(world: World) -> None:
+        client = await world.connect()
+        before = world.documents.view("a")
+        world.backend.show("pair", notice())
+        tag = (await client.ask()).headers["etag"]
+        assert before is not None
+        for events in ((), (notice("EVENT-2", kind=Kind.REDEPLOY),)):
+            document = Document(incarnation=2, notices=events)
+            shown = PublishedScope(scope_id="pair", enabled=True, epoch=1, document=document, vms={"a": before.facts})
+            world.documents.publish(shown)
+            for prefer in ("", "wait=300"):
+                reply = await client.ask(If_None_Match=tag, Prefer=prefer)
+                assert (reply.status, reply.headers["etag"] == tag) == (200, False)
 
     run_scenario(scenario)
 

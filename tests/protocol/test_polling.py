@@ -18,7 +18,8 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 
 DOCUMENT = Document(incarnation=7)
 SCOPE = "vm:sub/lab/web"
-CURRENT = etag(SCOPE, 3, 7)
+DIGEST = "0123456789abcdef"
+CURRENT = etag(SCOPE, 3, 7, DIGEST)
 JSON = ("Content-Type", "application/json; charset=utf-8")
 
 
@@ -52,7 +53,7 @@ def test_every_200_has_an_etag() -> None:
 
 def test_etags_are_quoted_and_differ_by_scope_epoch_and_incarnation() -> None:
     assert CURRENT.startswith('"3-7-')
-    tags = {etag(scope, epoch, number) for scope in "ab" for epoch in range(12) for number in range(12)}
+    tags = {etag(scope, epoch, number, DIGEST) for scope in "ab" for epoch in range(12) for number in range(12)}
     assert len(tags) == 288
     assert all(tag[0] == tag[-1] == '"' for tag in tags)
 
@@ -103,17 +104,17 @@ def test_an_invalid_or_outdated_etag_or_a_star_gets_the_document(condition: str)
 def test_the_same_incarnation_of_a_later_epoch_is_another_document() -> None:
     poll = poll_with(("if-none-match", CURRENT))
     assert client_has_document(poll, CURRENT)
-    assert not client_has_document(poll, etag(SCOPE, 4, 7))
-    assert poll_response(poll, tag=etag(SCOPE, 4, 7), document=DOCUMENT, rules=EndpointRules()).status == 200
+    assert not client_has_document(poll, etag(SCOPE, 4, 7, DIGEST))
+    assert poll_response(poll, tag=etag(SCOPE, 4, 7, DIGEST), document=DOCUMENT, rules=EndpointRules()).status == 200
 
 
 def test_the_same_numbers_in_another_scope_are_another_document() -> None:
-    assert not client_has_document(poll_with(("if-none-match", CURRENT)), etag("other", 3, 7))
+    assert not client_has_document(poll_with(("if-none-match", CURRENT)), etag("other", 3, 7, DIGEST))
 
 
 def test_the_etag_of_another_store_is_not_the_current_one() -> None:
     """Spec §4.3: a new store counts epochs and incarnations from 1 again."""
-    tags = {etag(SCOPE, 1, 1, store) for store in ("", "00000001", "00000002")}
+    tags = {etag(SCOPE, 1, 1, DIGEST, store) for store in ("", "00000001", "00000002")}
     assert len(tags) == 3
     assert all(tag.startswith('"1-1-') and tag.endswith('"') for tag in tags)
 

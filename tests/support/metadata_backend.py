@@ -11,11 +11,20 @@ from dataclasses import replace
 from forewarn.clock import read_real_time
 from forewarn.errors import Unavailable
 from forewarn.metadata import PublishedDocuments, PublishedScope
+from forewarn.protocol.codec import encode_document
 from forewarn.protocol.document import Document, EventNotice
+from forewarn.protocol.exchange import body_digest, etag
 from forewarn.protocol.instance import InstanceFacts
 from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
+from forewarn.protocol.versions import NEWEST_VERSION
 
 AUDIENCE = "https://management.azure.com/"
+
+
+def tag_of(*notices: EventNotice, incarnation: int = 1, scope_id: str = "pair", epoch: int = 1) -> str:
+    """The ETag of a document with these events, in the newest api-version."""
+    body = encode_document(Document(incarnation=incarnation, notices=notices), NEWEST_VERSION)
+    return etag(scope_id, epoch, incarnation, body_digest(body))
 
 
 class FakeMetadataBackend:

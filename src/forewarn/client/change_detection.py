@@ -28,8 +28,8 @@ from forewarn.protocol.document import Kind, NoticeStatus
 
 MAX_STALE_S = 70.0  # documents may be up to a minute stale (spec §11); beyond this, the document was reset
 # This service's numbers have at most 20 digits; a longer one is another server's ETag. The digits after them stand for
-# the scope, and in newer versions also for the store.
-_ETAG = re.compile(r'(W/)?"(?P<epoch>[0-9]{1,20})-[0-9]{1,20}(?P<scope>-[0-9a-f]{8,40})?"')
+# the scope, in newer versions also for the store, and then for the content.
+_ETAG = re.compile(r'(W/)?"(?P<epoch>[0-9]{1,20})-[0-9]{1,20}((?P<scope>-[0-9a-f]{8,40})(-[0-9a-f]{16})?)?"')
 _RESET_MAX_INCARNATION, _RESET_MIN_FALL = 3, 10  # a reset falls to at most the first, by more than the second
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from forewarn.protocol.document import Document
-from forewarn.protocol.exchange import etag
 from forewarn.protocol.http_message import HttpResponse
 from forewarn.protocol.instance import InstanceFacts
 from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
@@ -88,20 +87,11 @@ class GuestView:
     facts: InstanceFacts  # of this VM, for the instance endpoint
     poll_override: HttpResponse | ResetConnection | None = None  # the response to polls; None: the document
     delayed_until: float = 0.0  # loop time until which responses are delayed (spec §8.1); 0.0: they are not
-    store_tag: str = ""  # distinguishes the ETags of this store from those of any other
 
     @property
     def name(self) -> str:
         """The name of the VM, without its resource group."""
         return self.facts.name
-
-    @property
-    def etag(self) -> str:
-        """The ETag of the VM's document, as the response header has it, in quotes.
-
-        It changes with the scope, its epoch, the document's incarnation and the store.
-        """
-        return etag(self.scope_id, self.epoch, self.document.incarnation, self.store_tag)
 
     @property
     def location(self) -> str:

@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from forewarn.metadata.interface import GuestView, PublishedScope
 from forewarn.protocol.codec import encode_document
-from forewarn.protocol.exchange import PollRequest
+from forewarn.protocol.document import Document
+from forewarn.protocol.exchange import PollRequest, body_digest, etag
 from forewarn.protocol.http_message import HttpResponse
 
 _WAKES_PER_TURN = 200  # more would delay other polls
@@ -24,6 +25,13 @@ _CACHED_BODIES = 1024
 _MAX_SHARED_RESPONSES = 64  # per scope: clients that wait for a change send nearly equal polls
 
 _SharedResponses = dict[tuple[PollRequest, bool], HttpResponse]
+
+
+class RenderedDocument(NamedTuple):
+    """A document as polls of one api-version get it; the digest is computed here, once, and not by each poll."""
+
+    body: bytes
+    digest: str  # of the body, for the ETag
 
 
 class ChangeWaiter(Protocol):
@@ -42,7 +50,7 @@ class _PublishedEntry:
     scope: PublishedScope
     delayed_until: float = 0.0
     views: dict[str, GuestView] = field(default_factory=dict)
-    bodies: dict[tuple[str, bool], bytes] = field(default_factory=dict)
+    rendered: dict[tuple[str, bool], RenderedDocument] = field(default_factory=dict)  # by version and iso_dates
     responses: _SharedResponses = field(default_factory=dict)
     waiters: dict[ChangeWaiter, None] = field(default_factory=dict)
 
@@ -63,7 +71,7 @@ class PublishedDocuments:
         self._wake_queue: deque[ChangeWaiter] = deque()
         self._subscribers: list[Callable[[Iterable[str]], None]] = []
         self.stale_documents = StaleDocuments()
-        self._render = lru_cache(maxsize=_CACHED_BODIES)(encode_document)
+        self._render = lru_cache(maxsize=_CACHED_BODIES)(_render)
 
     def subscribe(self, callback: Callable[[Iterable[str]], None]) -> None:
         """Call back, within `publish` and `remove`, with the keys of all VMs that the scope has or had.
@@ -93,7 +101,7 @@ class PublishedDocuments:
         self._notify_subscribers(before.scope)
         self._unindex_vms(before.scope, staying=scope.vms.keys())
         if _polls_read_same(before.scope, scope):
-            entry.bodies, entry.responses, entry.waiters = before.bodies, before.responses, before.waiters
+            entry.rendered, entry.responses, entry.waiters = before.rendered, before.responses, before.waiters
         else:
             self.stale_documents.add(before.scope)
             self._wake(before.waiters)
@@ -121,7 +129,7 @@ class PublishedDocuments:
         entry = self._entries[scope_id]
         view = entry.views.get(vm)
         if view is None:
-            view = entry.views[vm] = _make_view(vm, entry, self._store_tag)
+            view = entry.views[vm] = _make_view(vm, entry)
         return view
 
     def shared_response(self, view: GuestView, poll: PollRequest, *, iso_dates: bool) -> HttpResponse | None:
@@ -144,21 +152,25 @@ class PublishedDocuments:
         if entry is not None and len(entry.responses) < _MAX_SHARED_RESPONSES:
             entry.responses[poll, iso_dates] = response
 
-    def document_bytes(self, view: GuestView, version: str, *, iso_dates: bool) -> bytes:
+    def rendered(self, view: GuestView, version: str, *, iso_dates: bool) -> RenderedDocument:
         """Return the view's document as JSON in this api-version, cached; works for an outdated view too.
 
         NotBefore of a scheduled event is an RFC 1123 date; with `iso_dates`, up to version 2017-08-01 only, an ISO
-        date. Raises KeyError if the version is not in ALL_VERSIONS.
+        date.
         """
         entry = self._entry_for(view)
         if entry is None:
-            return self._render(view.document, version, iso_dates=iso_dates)
-        body = entry.bodies.get((version, iso_dates))
-        if body is None:
-            encoded = self._render(view.document, version, iso_dates=iso_dates)
-            body = next((equal for equal in entry.bodies.values() if equal == encoded), encoded)
-            entry.bodies[version, iso_dates] = body
-        return body
+            return self._render(view.document, version, iso_dates)
+        known = entry.rendered.get((version, iso_dates))
+        if known is None:
+            fresh = self._render(view.document, version, iso_dates)
+            known = next((equal for equal in entry.rendered.values() if equal == fresh), fresh)
+            entry.rendered[version, iso_dates] = known
+        return known
+
+    def etag(self, view: GuestView, rendered: RenderedDocument) -> str:
+        """Return the ETag of the view's document in this form, with its quotes (spec §4.3)."""
+        return etag(view.scope_id, view.epoch, view.document.incarnation, rendered.digest, self._store_tag)
 
     def add_waiter(self, scope_id: str, waiter: ChangeWaiter) -> None:
         """Call the waiter's `wake` once, after the next change of responses to polls of the scope.
@@ -217,7 +229,12 @@ class PublishedDocuments:
             asyncio.get_running_loop().call_soon(self._wake_some)
 
 
-def _make_view(vm: str, entry: _PublishedEntry, store_tag: str) -> GuestView:
+def _render(document: Document, version: str, iso_dates: bool) -> RenderedDocument:
+    body = encode_document(document, version, iso_dates=iso_dates)
+    return RenderedDocument(body, body_digest(body))
+
+
+def _make_view(vm: str, entry: _PublishedEntry) -> GuestView:
     scope = entry.scope
     return GuestView(
         vm=vm,
@@ -228,7 +245,6 @@ def _make_view(vm: str, entry: _PublishedEntry, store_tag: str) -> GuestView:
         facts=scope.vms[vm],
         poll_override=scope.poll_override,
         delayed_until=entry.delayed_until,
-        store_tag=store_tag,
     )
 
 

@@ -236,7 +236,7 @@ class Responder:
         if view is None:
             return not_found()
         self._response_cache.flush_hits_of(view.vm)
-        wait_s = _hold_time_s(request, view)
+        wait_s = self._hold_time_s(caller, request, view)
         self._observations.record_poll(view, request.version, self._backend.now(), user_agent=user_agent, wait_s=wait_s)
         serve = self._serve_now if vm_faults is None else partial(self._serve_with_faults, vm_faults)
         if view.delayed_until and view.delayed_until > _loop_time():
@@ -289,8 +289,7 @@ class Responder:
         shared = self._shared_response(caller, poll, view)
         if shared is not None:
             return shared
-        is_unchanged = client_has_document(poll, view.etag)
-        if poll.wait_s is not None and is_unchanged and not expired:
+        if poll.wait_s is not None and not expired and self._has_document(caller, poll, view):
             until = until or _loop_time() + poll.wait_s
             resume = partial(self._respond_to_poll, caller, poll, until)
             return HeldResponse(until=until, resume=resume, scope_id=view.scope_id)
@@ -306,15 +305,28 @@ class Responder:
 
     def _document_response(self, caller: Caller, poll: PollRequest, view: GuestView) -> HttpResponse:
         rules = self._rules_for_caller(caller, view)
-        if client_has_document(poll, view.etag):
-            return _with_applied_wait(poll, poll_response(poll, tag=view.etag, document=view.document, rules=rules))
-        self._observations.record_delivery(view, poll.version, self._backend.now())
-        body = self._documents.document_bytes(view, poll.version, iso_dates=rules.iso_dates)
-        response = _with_applied_wait(
-            poll, poll_response(poll, tag=view.etag, document=view.document, rules=rules, body=body)
+        rendered = self._documents.rendered(view, poll.version, iso_dates=rules.iso_dates)
+        response = poll_response(
+            poll, tag=self._documents.etag(view, rendered), document=view.document, rules=rules, body=rendered.body
         )
-        self._documents.share_response(view, poll, response, iso_dates=rules.iso_dates)
+        response = _with_applied_wait(poll, response)
+        if response.status == 200:
+            self._observations.record_delivery(view, poll.version, self._backend.now())
+            self._documents.share_response(view, poll, response, iso_dates=rules.iso_dates)
         return response
+
+    def _has_document(self, caller: Caller, poll: PollRequest, view: GuestView) -> bool:
+        if poll.if_none_match is None:
+            return False
+        iso_dates = self._rules_for_caller(caller, view).iso_dates
+        rendered = self._documents.rendered(view, poll.version, iso_dates=iso_dates)
+        return client_has_document(poll, self._documents.etag(view, rendered))
+
+    def _hold_time_s(self, caller: Caller, request: PollRequest | ApprovalRequest, view: GuestView) -> int:
+        """How long the response may be held; 0 if the client does not have the current document."""
+        if not isinstance(request, PollRequest) or request.wait_s is None or view.poll_override is not None:
+            return 0
+        return request.wait_s if self._has_document(caller, request, view) else 0
 
     def _current_view(self, caller: Caller) -> GuestView | None:
         if caller.vm is None or self._callers.vm_at(caller.attachment) != caller.vm:
@@ -330,13 +342,6 @@ class Responder:
 def _network_rules(rules: EndpointRules, from_loopback: bool) -> EndpointRules:
     """Rules for real networks: the header is required (spec §2.2), and tokens are allowed (spec §2.8)."""
     return replace(rules, header_always=True, gives_tokens=rules.gives_tokens or not from_loopback)
-
-
-def _hold_time_s(request: PollRequest | ApprovalRequest, view: GuestView) -> int:
-    """How long the response may be held; 0 if the client does not have the current document."""
-    if not isinstance(request, PollRequest) or request.wait_s is None or view.poll_override is not None:
-        return 0
-    return request.wait_s if client_has_document(request, view.etag) else 0
 
 
 def _with_applied_wait(poll: PollRequest, response: HttpResponse) -> HttpResponse:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import blake2b
 from zlib import crc32
 
 from forewarn.protocol.approval import InvalidApproval, parse_approval
@@ -298,14 +299,20 @@ def with_preference_applied(response: HttpResponse, wait_s: int) -> HttpResponse
 
 
 @lru_cache(maxsize=1024)
-def etag(scope_id: str, epoch: int, incarnation: int, store_tag: str = "") -> str:
-    """Return the ETag of a scope's document, with its quotes: `"EPOCH-INCARNATION-CHECKSUM"`.
+def etag(scope_id: str, epoch: int, incarnation: int, digest: str, store_tag: str = "") -> str:
+    """Return the ETag of a scope's document, with its quotes: `"EPOCH-INCARNATION-CHECKSUM-DIGEST"`.
 
-    The epoch distinguishes a scope from the same scope enabled again. The checksum of the scope id distinguishes
-    scopes: a VM that moves to another scope with equal numbers must not get 304. `store_tag` distinguishes stores: a
-    new store counts from 1 again.
+    The checksum of the scope id distinguishes scopes: a VM that moves to another scope with equal numbers must not get
+    304. `store_tag`, random hexadecimal digits of the store that follow the checksum, distinguishes stores: a new store
+    counts from 1 again. `digest` is the body's, so that one ETag never names two bodies, even if a damaged store counts
+    from an older number: a VM that gets 304 has missed nothing.
     """
-    return f'"{epoch}-{incarnation}-{crc32(scope_id.encode()):08x}{store_tag}"'
+    return f'"{epoch}-{incarnation}-{crc32(scope_id.encode()):08x}{store_tag}-{digest}"'
+
+
+def body_digest(body: bytes) -> str:
+    """Return the digest of an encoded document for its ETag: 16 hexadecimal digits."""
+    return blake2b(body, digest_size=8).hexdigest()
 
 
 def _matches_etag(condition: str, tag: str) -> bool:
