@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from forewarn.core.history import EventDelivery
 from forewarn.metadata import GuestObservations, GuestView
@@ -93,7 +94,7 @@ def test_a_304_and_an_approval_count_as_polls_without_a_delivery(run_scenario: R
         world.backend.at += 1
         await client.ask(OLD, method="POST", body=b'{"StartRequests":[]}')
         [poll], deliveries = world.server.observations.take_batch()
-        assert poll == LastPoll(
+        assert replace(poll, real_at=0.0) == LastPoll(
             vm="a", scope_id="pair", at=1_700_000_002.0, version="2017-08-01", count=3, vm_id="pair-a"
         )
         assert deliveries == []

@@ -70,6 +70,31 @@ def near(seconds: float) -> Any:
     return pytest.approx(seconds)
 
 
+@pytest.mark.parametrize("by_worker", [False, True], ids=["one process", "worker"])
+def test_after_a_restart_the_last_poll_is_as_old_in_real_time_as_it_is(time: Time, by_worker: bool) -> None:
+    """Spec §12: neither the start of the service nor the lab's clock changes how long ago a VM polled."""
+    wall = Time()
+    before = GuestObservations(real_time=time, wall_time=wall)
+    if by_worker:
+        worker = GuestObservations(real_time=time, wall_time=lambda: 5.0)  # its clock is wrong
+        worker.record_poll(view(), NEWEST, 1.0)
+        before.merge_increments(*worker.take_increments())
+    else:
+        before.record_poll(view(), NEWEST, 1.0, wait_s=10)
+    polls, _ = before.take_batch()
+    time.now, wall.now = 7.0, wall.now + 3600  # the monotonic clock of another boot
+    after = GuestObservations(real_time=time, wall_time=wall)
+    after.restore_counts(polls)
+    time.now += 30
+    held_s = 0 if by_worker else 10
+    assert pace_of(after).silent_s == near(3630 - held_s)
+    assert not pace_of(after).is_silent  # it has had no minute yet to poll the new process
+    time.now += 31
+    assert pace_of(after).is_silent
+    after.record_poll(view(), NEWEST, 1.0)
+    assert pace_of(after).silent_s == 0
+
+
 def test_a_vm_that_never_polled_has_no_pace(observations: GuestObservations) -> None:
     assert observations.pace("a") is None
     assert list(observations.paces()) == []
@@ -118,7 +143,7 @@ def test_a_vm_with_a_held_poll_is_not_silent(observations: GuestObservations, ti
 
 def test_after_a_restart_known_vms_are_silent_only_after_a_minute(observations: GuestObservations, time: Time) -> None:
     observations.restore_counts([LastPoll(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=41)])
-    assert observations.pace("a") == PollingPace(0.0, None)
+    assert observations.pace("a") == PollingPace(0.0, None, listened_s=0.0)
     time.now += SILENCE_LIMIT_S + 1
     assert pace_of(observations).is_silent
     poll(observations, time, every_s=1, times=2)

@@ -20,17 +20,22 @@ SILENCE_LIMIT_S = 60.0  # a VM without a poll for longer has stopped polling: cl
 class PollingPace(NamedTuple):
     """How long ago a VM polled, and how often it does, in seconds of real time.
 
-    For a VM that has polled, but not since the service started, `silent_s` counts from the start of the service. A pace
-    from stored polls is in lab time instead, always counts from the poll, and has no `gap_s`.
+    A pace from stored polls is in lab time instead, and has no `gap_s`.
     """
 
     silent_s: float  # since the last poll; for a long poll since it must have ended, and 0 before that
     gap_s: float | None = None  # the average between its recent polls; None: not known
+    listened_s: float | None = None  # since the service started, if the VM has not polled since then; None: it has
 
     @property
     def is_silent(self) -> bool:
         """Whether the VM has stopped polling: more than 60 s (SILENCE_LIMIT_S) since its last poll ended."""
-        return self.silent_s > SILENCE_LIMIT_S
+        return self.counted_s > SILENCE_LIMIT_S
+
+    @property
+    def counted_s(self) -> float:
+        """How long the VM has been silent while the service ran: polls that it missed are not the VM's silence."""
+        return self.silent_s if self.listened_s is None else self.listened_s
 
 
 class PollingState(StrEnum):

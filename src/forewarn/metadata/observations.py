@@ -16,6 +16,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
+from forewarn.clock import read_real_time
 from forewarn.core.event import EventState
 from forewarn.core.history import EventDelivery
 from forewarn.explain.polling import PollingPace
@@ -49,6 +50,7 @@ class _VmActivity:
     scope_id: str = ""
     count: int = 0  # polls; of a worker only those since its last report
     polled_at: float | None = None  # real time; None: not since this process started
+    silent_before_s: float = 0.0  # real time from its last poll to the start of this process, if it polled before
     wait_s: int = 0  # longest hold of the last poll
     window: tuple[float, int] | None = None  # real time at its start, and the count then
     previous_window: tuple[float, int] | None = None
@@ -73,8 +75,10 @@ class GuestObservations:
         max_deliveries: int = _MAX_WAITING_DELIVERIES,
         max_vms: int = _MAX_OBSERVED_VMS,
         real_time: Callable[[], float] = time.monotonic,
+        wall_time: Callable[[], float] = read_real_time,
     ) -> None:
         self._max_deliveries, self._max_vms, self._real_time = max_deliveries, max_vms, real_time
+        self._wall_time = wall_time  # POSIX seconds, which mean the same after a restart
         self._started_at = real_time()
         self._flush_time = 0.0  # real time of a flush in progress, which is the same for all its polls
         self._polls: dict[str, LastPoll] = {}  # of VMs that were in a batch before
@@ -97,6 +101,8 @@ class GuestObservations:
         for poll in polls:
             activity = self._activity_of(poll.vm)
             activity.count, activity.scope_id, activity.vm_id = poll.count, poll.scope_id, poll.vm_id
+            if poll.real_at:
+                activity.silent_before_s = max(0.0, self._wall_time() - poll.real_at - poll.wait_s)
 
     def replace_vm(self, vm: str, vm_id: str) -> None:
         """Forget the polls of a removed VM, because another one, with this id, was added under its key.
@@ -168,6 +174,7 @@ class GuestObservations:
                 agent=user_agent,
                 wait_s=wait_s,
                 vm_id=vm_id,
+                real_at=self._wall_time(),
             ),
         )
 
@@ -214,7 +221,9 @@ class GuestObservations:
             activity.vm_id = poll.vm_id
             self._count_polls(poll.vm, activity, poll.scope_id, poll.count, poll.wait_s)
             activity.latest_poll_at = max(activity.latest_poll_at, poll.at)
-            self._queue_poll(activity, replace(poll, at=activity.latest_poll_at, count=activity.count))
+            # The worker may be on another machine, whose clock differs.
+            at, real_at = activity.latest_poll_at, self._wall_time()
+            self._queue_poll(activity, replace(poll, at=at, count=activity.count, real_at=real_at))
         self._queue_deliveries(deliveries)
 
     def take_batch(self, min_interval_s: float = 0.0) -> ObservationBatch:
@@ -253,8 +262,8 @@ class GuestObservations:
     def pace(self, vm: str) -> PollingPace | None:
         """Return the gap between this VM's polls and how long it has been silent, in seconds of real time.
 
-        None if it has never polled, or was forgotten. The gap is None while it is not known. A VM that has polled, but
-        not since this process started, counts as silent since then.
+        None if it has never polled, or was forgotten. The gap is None while it is not known. The silence of
+        a VM that has not polled since this process started began with its last stored poll.
         """
         self._flush_hits_of(vm)
         activity = self._activity.get(vm)
@@ -273,7 +282,8 @@ class GuestObservations:
 
     def _pace(self, activity: _VmActivity, now: float) -> PollingPace:
         if activity.polled_at is None:
-            return PollingPace(max(0.0, now - self._started_at))
+            since_start_s = max(0.0, now - self._started_at)
+            return PollingPace(activity.silent_before_s + since_start_s, listened_s=since_start_s)
         window = activity.previous_window or activity.window
         gap_s = None
         if window is not None and activity.count > window[1] and activity.polled_at > window[0]:

@@ -48,7 +48,7 @@ class MetadataServer:
         real_time: Callable[[], float] = read_real_time,
     ) -> None:
         limits = limits or Limits()
-        self.observations = GuestObservations()
+        self.observations = GuestObservations(wall_time=real_time)
         self.faults = FaultTable(documents.stale_documents, now=backend.now, real_time=real_time, quota=fault_quota)
         self._callers = callers
         self._accept_loops: dict[VmListener, list[AcceptLoop]] = {}

@@ -174,7 +174,7 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     agent: str  # the User-Agent of the last poll; "" if it never polled
     version: str  # the api-version of the last poll; "" if it never polled
     last_polled_at: float | None  # lab time; None: it never polled
-    silent_s: float | None  # real time since it polled, at most since the service started; None: it never polled
+    silent_s: float | None  # real time since it polled; None: it never polled
     gap_s: float | None  # real time between two polls, on average; None: not known
     wait_s: int  # how long its last poll lets the server hold it, a long poll; 0: not
     polls: int  # so far

@@ -118,7 +118,7 @@ class PollingMonitor:
         if key not in self._scheduled_vms:
             self._scheduled_vms.add(key)
             self._checks_by_second.setdefault(
-                math.ceil(_loop_time() + max(SILENCE_LIMIT_S - pace.silent_s, CHECK_INTERVAL_S)), []
+                math.ceil(_loop_time() + max(SILENCE_LIMIT_S - pace.counted_s, CHECK_INTERVAL_S)), []
             ).append(key)
         return True
 

@@ -48,7 +48,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
     size: int  # all VMs of `scopes` that the user may see
     scopes: tuple[str, ...]  # ids; for standalone VMs one per VM on this page
     enabled: int  # how many of the scopes are enabled
-    silent_s: float | None  # real time since the latest poll of its VMs, at most since the service started; None: none
+    silent_s: float | None  # real time since the latest poll of its VMs; None: none
     asking: int  # how many of the VMs in `size` polled in the last minute of real time
     events: int  # live events of its scopes
     next_not_before: float | None  # the earliest NotBefore of the scheduled ones, in lab time; None: there are none
