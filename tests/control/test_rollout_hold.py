@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import Refused, Rejected, Unavailable
 from forewarn.store.memory import MemoryStore
+from forewarn.store.sqlite import SqliteStore
 from tests.support.disturbed_calls import ServiceKilled
 from tests.support.world import World, a_host, a_vm
 
@@ -114,6 +116,34 @@ def test_what_is_planned_but_not_published_when_a_hold_or_pause_comes_is_publish
     world.do(requests.change_state(second.id, RolloutState.RUNNING, who="ann"))
     world.settle()
     assert {name for event in world.store.events(request_id=second.id) for name in event.vms} == published
+
+
+@pytest.mark.parametrize("stop", ["hold", RolloutState.PAUSED, RolloutState.ABORTED])
+def test_nothing_is_published_after_the_answer_to_a_hold_pause_or_abort(tmp_path: Path, stop: str) -> None:
+    """Spec §13.5. The stop comes while 1,000 VMs, each a scope of its own, are being published."""
+    vms = [a_vm(f"vm-{n}", host="h0") for n in range(1000)]
+    world = World(hosts=[a_host("h0"), a_host("h1")], vms=vms, store=SqliteStore.open(tmp_path / "forewarn.db"))
+    control, requests = world.control, world.control.rollout_requests
+
+    async def scenario() -> tuple[int, int]:
+        running = asyncio.create_task(control.reconciler.run())
+        request = await requests.start(ON_H0, who="ann")
+        async with asyncio.timeout(60):
+            while not world.store.events(request_id=request.id):
+                await asyncio.sleep(0)
+        if isinstance(stop, RolloutState):
+            await requests.change_state(request.id, stop, who="ann")
+        else:
+            await control.rollouts.holds.set_hold("an incident", who="ann")
+        at_answer = len(world.store.events(request_id=request.id))
+        for _ in range(3):
+            await control.reconciler.catch_up()
+        running.cancel()
+        return at_answer, len(world.store.events(request_id=request.id))
+
+    at_answer, later = world.do(scenario())
+    assert 0 < at_answer == later < 1000
+    world.close()
 
 
 def test_an_event_that_came_due_while_a_hold_could_not_be_stored_starts_all_the_same(world: World) -> None:

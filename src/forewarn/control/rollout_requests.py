@@ -143,11 +143,12 @@ class RolloutRequestService:
             changed = replace(request, rollout=rollout)
             text = f"rollout {request.id} {verb} by {who}"
             entry = HistoryEntry(at=now, what=what, who=who, text=text, request_id=request.id)
-            async with self._transactions.publication_lock:  # publications before it are stored, later ones see it
-                await self._store.commit(Commit(requests=(changed,), entries=(entry,)))
+            await self._store.commit(Commit(requests=(changed,), entries=(entry,)))
             return changed
 
-        return await retry_on_conflict(attempt, f"rollout {request_id}")
+        # Publications before it are stored, later ones see it. Retries keep the lock: else each would wait for a batch.
+        async with self._transactions.publication_lock:
+            return await retry_on_conflict(attempt, f"rollout {request_id}")
 
     def find(self, request_id: str) -> MaintenanceRequest:
         """Return the rollout's request by its full id, ignoring letter case and blanks around it.
