@@ -39,10 +39,10 @@ class Violation:
 class HostChecker:
     """Follows commits, and checks each act against the hosts (spec §6.4)."""
 
-    def __init__(self, report: Report, ledger: Callable[[], EffectLedger]) -> None:
-        self._report, self._ledger = report, ledger
+    def __init__(self, report: Report, ledger: Callable[[], EffectLedger], now: Callable[[], float]) -> None:
+        self._report, self._ledger, self._now = report, ledger, now
         self._vms: dict[str, Vm] = {}
-        self._failed_at: dict[str, float] = {}  # host → lab time, while it has failed
+        self._failed_at: dict[str, float] = {}  # host → lab time at which that was stored, while it has failed
         self._started: set[str] = set()
         self._known_outcomes: set[str] = set()
 
@@ -62,12 +62,11 @@ class HostChecker:
                     self._known_outcomes.add(act.id)
                     self._check_outcome(act)
         self._vms.update({vm.key: vm for vm in commit.vms})
-        at = max((entry.at for entry in commit.entries), default=0.0)
         for host in commit.hosts:
             if host.health is not HostHealth.FAILED:
                 self._failed_at.pop(host.name, None)
             else:
-                self._failed_at.setdefault(host.name, at)
+                self._failed_at.setdefault(host.name, self._now())
         for host in commit.removed_hosts:
             self._failed_at.pop(host.name, None)
 

@@ -135,7 +135,9 @@ class Simulation:
             on_open=self._on_open,
             database=_empty_database(self._folder) if self._schedule.settings.sqlite else None,
         )
-        self.host_checker = HostChecker(self.report, lambda: self.service.ledger)
+        self.host_checker = HostChecker(
+            self.report, lambda: self.service.ledger, lambda: self.service.control.clock.now()
+        )
         await self.service.start()
         self._background.append(asyncio.create_task(self._keep_service_running()))
         change = FleetChange(hosts=self._schedule.hosts, vms=self._schedule.vms)

@@ -10,7 +10,6 @@ from forewarn.core.cause import Cause, Verb
 from forewarn.core.commit import Commit
 from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.core.fleet import HostHealth, PowerState
-from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.hypervisor.ledger import Effect, EffectLedger
 from forewarn.store.interface import AppliedCommit
 from tests.simulation.invariants import HostChecker
@@ -39,15 +38,16 @@ class Found:
     def __init__(self) -> None:
         self.rules: list[str] = []
         self.ledger = EffectLedger.open(None)
-        self.checker = HostChecker(lambda rule, text: self.rules.append(rule), lambda: self.ledger)
+        self.now = 0.0
+        self.checker = HostChecker(lambda rule, text: self.rules.append(rule), lambda: self.ledger, lambda: self.now)
         self.commit(Commit(vms=(VM,), hosts=(a_host("h1"), a_host("h2"))))
 
     def commit(self, commit: Commit) -> None:
         self.checker.on_commit(AppliedCommit(commit, 0))
 
     def fail_host(self, name: str, at: float = 10.0) -> None:
-        entry = HistoryEntry(at=at, what=EntryKind.HOST, text="host failed")
-        self.commit(Commit(hosts=(a_host(name, health=HostHealth.FAILED),), entries=(entry,)))
+        self.now = at
+        self.commit(Commit(hosts=(a_host(name, health=HostHealth.FAILED),)))
 
 
 def test_an_act_on_a_failed_host_is_found() -> None:

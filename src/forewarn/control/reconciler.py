@@ -270,7 +270,8 @@ class Reconciler:
         def decision(scope: Scope, context: DecisionContext) -> Scope:
             recorded = scope
             for act, outcome in items:
-                recorded = record_act_outcome(recorded, act, outcome_on_failed_host(act, outcome, context))
+                outcome = outcome_on_failed_host(act, outcome, context)
+                recorded = record_act_outcome(recorded, act, outcome, context.failed_hosts)
             # A planned event of a failed host must see the acts to that host before they end. An event that moves a VM
             # on needs a destination that was chosen after the VM has arrived. In both cases the scope stays due.
             if self._has_unapplied or _is_any_moved_on(scope, recorded, context.now):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from msgspec.structs import replace
 
@@ -88,12 +88,14 @@ def act_to_wait_for(scope: Scope, event: Event) -> Act | None:
     return None
 
 
-def with_acts_at_host(scope: Scope, vm: Vm) -> Scope:
+def with_acts_at_host(scope: Scope, vm: Vm, failed_hosts: Set[str]) -> Scope:
     """Return the scope with the VM's unfinished acts changed to the host that the VM has come to."""
+    has_failed = vm.host in failed_hosts
     for event in scope.live_events(EventState.STARTED):
         acts = tuple(
-            # The host it has left may have failed, but it can shut down where it is now.
-            replace(act, from_host=vm.host, abrupt=False) if act.vm == vm.key and act.outcome is None else act
+            replace(act, from_host=vm.host, abrupt=has_failed and act.verb in _VERBS_ON_FAILED_HOST)
+            if act.vm == vm.key and act.outcome is None
+            else act
             for act in event.acts
         )
         if acts != event.acts:

@@ -61,8 +61,9 @@ def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = fro
     `failed_hosts` (names) and not being redeployed: its redeployment to this host has ended as failed.
     """
     acts = [act for event in scope.live_events(EventState.STARTED) for act in event.unfinished_acts if act.vm == vm.key]
-    if any(act.abrupt and act.verb in VERBS_LEAVING_HOST for act in acts):
-        return False
+    is_on_failed_host = vm.host == host or vm.host in failed_hosts
+    if any(act.verb in VERBS_LEAVING_HOST and (act.abrupt or not is_on_failed_host) for act in acts):
+        return False  # it goes on, and then there is nothing to move
     moves = [act for act in acts if act.verb is Verb.REDEPLOY]
     if vm.host == host:
         return not any(act.abrupt and act.to_host != host for act in moves)

@@ -265,8 +265,9 @@ def _unlisted_reason(scope: Scope, planned: PlannedEvent, vms: list[Vm], idle_s:
 
 def _announce_or_start(scope: Scope, event: Event, vms: list[Vm], context: DecisionContext) -> Scope:
     if event.cause is Cause.HOST_FAILED:
-        # The redeployment takes the place of what was being done to these VMs.
-        scope = end_acts_on_failed_hosts(scope, context, names=event.vms)
+        # The redeployment takes the place of what was being done to these VMs, even if the host was repaired meanwhile.
+        at_failure = replace(context, failed_hosts=context.failed_hosts | {event.host})
+        scope = end_acts_on_failed_hosts(scope, at_failure, names=event.vms)
         return lifecycle.start_without_notice(scope, event, acts_for_event(scope, event, context), context.now)
     earlier = act_to_wait_for(scope, event)
     if not event.listed:

@@ -5,7 +5,7 @@ Level-triggered: `reconcile_scope` reads from the scope what must happen, so run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from msgspec.structs import replace
 
@@ -57,7 +57,7 @@ def next_wake_at(scope: Scope, context: DecisionContext) -> float | None:
     return min(due_times, default=None)
 
 
-def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
+def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome, failed_hosts: Set[str] = frozenset()) -> Scope:
     """Return the scope with the outcome of an act, and with its VM changed if the act succeeded.
 
     The VM stays as it is if it has been removed, or deallocated so that the verb is no longer possible; the outcome is
@@ -74,7 +74,7 @@ def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
         return recorded
     after = vm_after_act(vm, act, outcome.at)
     recorded = recorded.with_vm(after)
-    return with_acts_at_host(recorded, after) if after.host not in ("", vm.host) else recorded
+    return with_acts_at_host(recorded, after, failed_hosts) if after.host not in ("", vm.host) else recorded
 
 
 def _start_event(scope: Scope, event: Event, context: DecisionContext) -> Scope:
