@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.wording import first_clauses, first_names
+from forewarn.wording import did_you_mean, first_clauses, first_names
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,11 @@ def test_names_that_are_not_given_are_counted_too() -> None:
 def test_clauses_are_separated_by_semicolons() -> None:
     assert first_clauses(["a", "b", "c"], 1) == "a; and 2 more"
     assert first_clauses(["a", "b"], 1) == "a; b"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("hv-9", ""), ("hv-33", ""), ("vh-9", ""), ("vh-3", "hv-3"), ("HV3", "hv-3"), ("hv_3", "hv-3"), ("hv", "hv-3")],
+)
+def test_a_wrong_digit_is_no_typo(name: str, meant: str) -> None:
+    assert did_you_mean(name, ["hv-3", "database"]) == (f": did you mean {meant!r}?" if meant else "")

@@ -22,8 +22,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if len(names) > _MAX_NAMES_TO_COMPARE or len(name) > _MAX_NAME_LENGTH:
         return ""
     folded = {each.casefold(): each for each in names}
-    close = get_close_matches(name.strip().casefold(), folded, n=1, cutoff=0.65)
+    close = similar_names(name.strip().casefold(), folded, cutoff=0.65)
     return f": did you mean {folded[close[0]]!r}?" if close else ""
+
+
+def similar_names(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the known names most like `name`, but none with other digits: a wrong digit is no typo."""
+    digits = _digits(name)
+    return get_close_matches(name, [each for each in known if digits in ("", _digits(each))], n=most, cutoff=cutoff)
+
+
+def _digits(text: str) -> str:
+    return "".join(filter(str.isdigit, text))
 
 
 def first_clauses(clauses: Sequence[str], most: int = 3) -> str:

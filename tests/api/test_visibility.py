@@ -108,8 +108,8 @@ def test_a_name_is_not_ambiguous_if_only_one_such_vm_is_visible(api: Any) -> Non
 
 
 def test_the_name_of_an_invisible_vm_is_not_suggested(api: Any) -> None:
-    assert "did you mean 'web-0'" in api.refused("GET", "/vms/web-00")[2]
-    assert "did you mean" not in api.holding("Reader", DB).refused("GET", "/vms/web-00")[2]
+    assert "did you mean 'web-0'" in api.refused("GET", "/vms/webb-0")[2]
+    assert "did you mean" not in api.holding("Reader", DB).refused("GET", "/vms/webb-0")[2]
 
 
 def test_a_request_is_visible_to_a_reader_of_all_its_vms(api: Any) -> None:

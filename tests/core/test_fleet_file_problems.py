@@ -170,9 +170,9 @@ CASES = {
         "a plain name",
     ),
     "host unknown": (
-        '[[vms]]\nname = "a"\nhost = "h-9"',
+        '[[vms]]\nname = "a"\nhost = "h_1"',
         6,
-        "host 'h-9' of VM 'a' is not declared",
+        "host 'h_1' of VM 'a' is not declared",
         "did you mean 'h-1'?",
     ),
     "host twice": ('[[hosts]]\nname = "H-1"', 5, "host 'H-1' is declared again, first on line 2", "a name of its own"),

@@ -206,8 +206,8 @@ def test_vms_are_checked_with_the_fleet_and_other_domains_are_left_out() -> None
     other = vm_interface(parse_domain(DOMAIN).interfaces[2], {}, source="qemu:///system")
     named = NamedInterfaces(interfaces=(tap, other), sources=frozenset({"qemu:///system"}))
     assert select_fleet_vms(named, ["WEB-0"], named.sources).interfaces == (tap, other)
-    with pytest.raises(Rejected, match="the fleet has no VM 'web-0', which tap tap0 names: did you mean 'web-1'"):
-        select_fleet_vms(named, ["web-1"], named.sources)
+    with pytest.raises(Rejected, match="the fleet has no VM 'web-0', which tap tap0 names: did you mean 'wed-0'"):
+        select_fleet_vms(named, ["wed-0"], named.sources)
     only_domain = NamedInterfaces(interfaces=(other,), sources=named.sources)
     left = select_fleet_vms(only_domain, ["db-0"], named.sources)
     assert left.interfaces == ()

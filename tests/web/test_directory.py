@@ -72,17 +72,17 @@ def test_a_group_is_the_most_common_one_only_while_it_has_vms() -> None:
 
 @pytest.mark.parametrize(
     ("visible", "suggested"),
-    [("sub/b/web-0", "web-0"), ("sub/a/web-10", "web-10"), ("sub/a/db", "")],
+    [("sub/b/web-0", "web-0"), ("sub/a/webb-0", "webb-0"), ("sub/a/db", "")],
     ids=["the same name in another group", "a name that is less similar", "no similar name"],
 )
 def test_the_most_similar_name_of_a_visible_vm_is_suggested(visible: str, suggested: str) -> None:
-    vms = [("web-0", "a"), ("web-0", "b"), ("web-10", "a"), ("db", "a")]
+    vms = [("web-0", "a"), ("web-0", "b"), ("webb-0", "a"), ("db", "a")]
     world = World(vms=[a_vm(name, resource_group=group, host="") for name, group in vms])
     directory = FleetDirectory(world.store)
     with pytest.raises(NotFound) as caught:
-        directory.find("web-00", lambda vm: vm.key == visible)
+        directory.find("webx-0", lambda vm: vm.key == visible)
     expected = f": did you mean {suggested!r}?" if suggested else ""
-    assert str(caught.value) == f"VM 'web-00' does not exist{expected}"
+    assert str(caught.value) == f"VM 'webx-0' does not exist{expected}"
     directory.close()
     world.close()
 

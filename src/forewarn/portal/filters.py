@@ -18,6 +18,7 @@ from forewarn.portal.context import PortalContext
 from forewarn.web.errors import status_and_message
 from forewarn.web.remedies import Surface
 from forewarn.web.views import BaseView
+from forewarn.wording import similar_names
 
 Found = TypeVar("Found")
 _MAX_OFFERED = 8
@@ -121,7 +122,7 @@ def resolve(
 def _nearest_choice(value: str, choices: Sequence[FilterChoice]) -> FilterChoice | None:
     """The choice whose value or label is most like `value`, ignoring letter case; None if none is like it."""
     by_text = {text.casefold(): choice for choice in choices for text in (choice.value, choice.label)}
-    close = get_close_matches(value.strip().casefold(), by_text, n=1, cutoff=_MIN_LIKENESS)
+    close = similar_names(value.strip().casefold(), by_text, cutoff=_MIN_LIKENESS)
     return by_text[close[0]] if close else None
 
 

@@ -9,7 +9,6 @@ import asyncio
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from forewarn.core.resource_ids import (
 )
 from forewarn.errors import NotFound, Refused, Remedy
 from forewarn.store.interface import AppliedCommit, Store
+from forewarn.wording import similar_names
 
 _DIGITS = re.compile(r"([0-9]+)")
 NaturalSortKey = tuple[list[str | int], str]  # from natural_sort_key
@@ -304,7 +304,7 @@ class FleetDirectory:
         known = (
             self._index.keys if len(self._index.keys) <= _MAX_NAMES_TO_SUGGEST and len(name) <= _MAX_NAME_LENGTH else {}
         )
-        close = get_close_matches(name.strip().casefold(), known, n=_MAX_SIMILAR_NAMES, cutoff=0.75)
+        close = similar_names(name.strip().casefold(), known, most=_MAX_SIMILAR_NAMES, cutoff=0.75)
         vms = (self.store.vm(key) for similar in close for key in sorted(known[similar]))
         return next((f": did you mean {vm.name!r}?" for vm in vms if vm is not None and is_visible(vm)), "")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from difflib import get_close_matches
 
 from forewarn.core.fleet import MAX_FLEXIBLE_SET, MAX_PLACEMENT_GROUP, Host, Vm
 from forewarn.core.fleetfile import tables
 from forewarn.core.fleetfile.expansion import VmBatch
 from forewarn.core.fleetfile.parser import ParsedTable
 from forewarn.core.fleetfile.problems import ProblemCollector
+from forewarn.wording import similar_names
 
 
 def check_hosts(hosts: list[tuple[Host, ParsedTable[tables.HostsTable]]], problems: ProblemCollector) -> None:
@@ -106,7 +106,7 @@ def check_named_hosts(batches: list[VmBatch], hosts: dict[str, Host], problems: 
             continue
         host, line = hosts.get(vm.host.casefold()), batch.table.line("host")
         if host is None:
-            close = get_close_matches(vm.host, [known.name for known in hosts.values()], n=1)
+            close = similar_names(vm.host, [known.name for known in hosts.values()])
             remedy = f"did you mean {close[0]!r}?" if close else "declare it with [[hosts]], or leave out host"
             problems.add(line, f"host {vm.host!r} of VM {vm.name!r} is not declared", remedy, rule="host")
         elif batch.has_clear_location and (host.location, host.zone) != (vm.location, vm.zone):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from forewarn.core.fleetfile import tables
 from forewarn.core.fleetfile.naming import plain_name_error
 from forewarn.core.fleetfile.parser import ParsedFleetFile, ParsedTable
 from forewarn.core.fleetfile.problems import ProblemCollector
+from forewarn.wording import similar_names
 
 _GUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 # The keys by which a [[vms]] table names its parent.
@@ -219,7 +219,7 @@ def _report_unknown_parent(
     wanted = getattr(table.content, key)
     label = key.replace("_", " ")
     elsewhere = [p for p in parents if p.key == key and p.name.casefold() == wanted.casefold()]
-    close = get_close_matches(wanted, [parent.name for parent in parents if parent.key == key], n=1)
+    close = similar_names(wanted, [parent.name for parent in parents if parent.key == key])
     if elsewhere:
         groups = " or ".join(repr(parent.template.resource_group) for parent in elsewhere)
         remedy = f"it is in resource group {groups}: give the VM that resource_group"
