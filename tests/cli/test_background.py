@@ -181,7 +181,7 @@ def test_only_labs_in_the_background_are_reset(script: Script, data: Path) -> No
         assert "is not a lab: give the lab another directory" in other.stderr
         running = script("reset", "--yes")
         assert running.returncode == 2
-        assert "stop it there" in running.stderr
+        assert "only labs can be reset" in running.stderr
     stopped = script("reset", "--yes")
     assert stopped.returncode == 2
     assert "only labs can be reset" in stopped.stderr

@@ -302,9 +302,8 @@ def reset(call: Invocation, yes: bool) -> None:
         from forewarn.service.data_directory import DataDirectory
         from forewarn.service.reset import require_lab, wipe_lab
 
+    require_lab(call.data)  # first: nobody should stop a production service only to be refused
     detached, pid = _DetachedService.load(call.data), running_pid(call.data)
-    if pid is None:
-        require_lab(call.data)  # a running service may be writing to its store; a detached one is a lab
     if pid is not None and (detached is None or detached.pid != pid):
         raise Refused(
             f"the service in {call.data} runs in a terminal or under a supervisor (process {pid}): stop it there, "

@@ -22,8 +22,8 @@ _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 def require_lab(data: Path) -> None:
     """Raise Refused if this data directory holds the store of a production service, not of a lab.
 
-    A directory or store that is missing, empty or unreadable is not refused. Changes nothing. No process may write to
-    the store meanwhile.
+    A directory or store that is missing, empty or unreadable is not refused. Changes nothing. A service may run there:
+    the mark of a store never changes.
     """
     if read_purpose(data / DATABASE_FILE) is StorePurpose.PRODUCTION:
         raise Refused(
