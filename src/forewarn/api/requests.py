@@ -58,6 +58,7 @@ def vms_asked_for(context: RequestContext, call: HandlerCall) -> Iterable[str]:
     This is the resource selector of routes with such a body: the caller needs the route's right over each VM. Raises
     NotFound for an unknown VM, Refused for an ambiguous name, and Rejected for an invalid body.
     """
+    context.require_any_role()
     return [vm_resource_id(context.directory.find(name)) for name in call.parse_body(NewMaintenanceRequest).vms]
 
 

@@ -94,6 +94,14 @@ class RequestContext:
         if not self.principal.may(right, resource):
             raise self.missing_right_error(right, "everything" if resource == ROOT_RESOURCE else resource)
 
+    def require_any_role(self) -> None:
+        """Raise Forbidden for a caller who may read nothing, and who would be told that no name exists."""
+        if not self.principal.may_anywhere(Right.READ):
+            _, _, external_id = self.principal.id.partition("oidc:")
+            raise Forbidden(
+                f"{self.caller_name} has no role anywhere", Remedy.ASK_FOR_ANY_ROLE, external_id=external_id
+            )
+
     def missing_right_error(self, right: Right, over: str) -> Forbidden:
         """Return (not raise) the error for a missing right, with the role that has it as the remedy."""
         action = "run the platform" if right is Right.PLATFORM else right

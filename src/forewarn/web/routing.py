@@ -17,7 +17,6 @@ import msgspec
 from forewarn.core.access import Right
 from forewarn.core.request import MaintenanceRequest
 from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
-from forewarn.errors import Forbidden, Remedy
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import EmptyBody, HandlerCall
 
@@ -39,14 +38,13 @@ def signed_in(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
     """Select no resource: the handler leaves out what the caller may not read. Forbidden without any role."""
-    if not context.principal.may_anywhere(Right.READ):
-        _, _, external_id = context.principal.id.partition("oidc:")
-        raise Forbidden(f"{context.caller_name} has no role anywhere", Remedy.ASK_FOR_ANY_ROLE, external_id=external_id)
+    context.require_any_role()
     return ()
 
 
 def named_vm(context: RequestContext, call: HandlerCall) -> Iterable[str]:
     """Select the present, visible VM that the path parameter `name` names: return its resource id alone."""
+    context.require_any_role()
     return (vm_resource_id(context.directory.find(call.path_params["name"])),)
 
 
@@ -55,6 +53,7 @@ def named_event(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
     The root resource stands for a VM that its scope no longer knows, and for an event without VMs.
     """
+    context.require_any_role()
     event = context.find_event(call.path_params["id"])
     vms_by_name = {vm.name.casefold(): vm for vm in context.store.vms(scope_id=event.scope_id, removed=True)}
     affected = [vms_by_name.get(name.casefold()) for name in event.vms]
