@@ -48,7 +48,7 @@ def test_one_vm_is_shown_with_its_events(lab: Any) -> None:
 def test_a_check_shows_the_difference_and_changes_nothing(lab: Any, file: Path) -> None:
     text = lab.good("fleet", "check", str(file))
     assert "+ VM new" in text
-    assert text.endswith(f"\nThis compares {file} with the fleet of the service in {lab.data}; nothing was changed.\n")
+    assert text.startswith(f"Compared with the fleet of the service in {lab.data}; nothing is changed:\n")
     assert "new" not in {vm["name"] for vm in lab.json("fleet", "show")["vms"]}
 
 
@@ -62,7 +62,8 @@ def test_each_problem_of_a_fleet_file_is_shown_with_its_line(lab: Any, tmp_path:
 
 def test_a_file_is_checked_before_there_is_a_service(command: Any, file: Path, tmp_path: Path) -> None:
     text = command.good("fleet", "check", str(file))
-    assert text.startswith(f"{file} is valid: 1 VM on 2 hosts.\nNo service answers in ")
+    nobody = f"Compared with nothing, because no service answers in {command.data}:\n"
+    assert text == f"{nobody}{file} is valid: 1 VM on 2 hosts.\n"
     assert command.json("fleet", "check", str(file)) == {"difference": None, "vms": 1, "hosts": 2}
     (tmp_path / "bad.toml").write_text('[[vms]]\nnme = "x"\n')
     assert "bad.toml:2: [[vms]] has no key 'nme': did you mean 'name'?" in command.refused(
@@ -107,6 +108,15 @@ def test_a_program_applies_with_yes_and_gets_one_document(lab: Any, file: Path) 
     assert lab.json("fleet", "apply", str(file), "--dry-run")["applied"] is False
     assert lab.json("fleet", "apply", str(file), "--yes")["applied"] is True
     assert "nothing to change" in lab.good("fleet", "apply", str(file))
+
+
+def test_a_deleted_vm_of_the_file_is_left_out_with_a_remedy(lab: Any, file: Path) -> None:
+    lab.good("fleet", "apply", str(file), "--yes")
+    lab.good("fleet", "remove", "new")
+    text = lab.good("fleet", "apply", str(file), "--yes")
+    assert f"1 VM of {file} was deleted before and left out, and nothing else differs" in text
+    assert "--resurrect" in text
+    assert "left out" not in lab.good("fleet", "apply", str(file), "--yes", "--resurrect")
 
 
 def test_a_file_can_come_from_stdin(lab: Any) -> None:

@@ -158,10 +158,8 @@ def check(call: Invocation, file: IO[bytes]) -> None:
     if call.output.as_json:
         call.output.print_json(answer)
         return
+    call.output.print_line(f"Compared with the fleet of the service {call.api.location}; nothing is changed:")
     _print_difference(call, answer, _file_name(file))
-    if not answer["difference"]["is_empty"]:
-        compared = f"This compares {_file_name(file)} with the fleet of the service {call.api.location}"
-        call.output.print_line(dim(f"{compared}; nothing was changed."))
 
 
 def _check_without_service(call: Invocation, proposal: dict[str, object]) -> None:
@@ -178,10 +176,10 @@ def _check_without_service(call: Invocation, proposal: dict[str, object]) -> Non
     if call.output.as_json:
         call.output.print_json({"difference": None, "vms": len(found.vms), "hosts": len(found.hosts)})
     else:
+        call.output.print_line(f"Compared with nothing, because no service answers in {call.data}:")
         call.output.print_line(
             f"{source} is valid: {count_noun(len(found.vms), 'VM')} on {count_noun(len(found.hosts), 'host')}."
         )
-        call.output.print_line(dim(f"No service answers in {call.data}, so its changes are not known."))
 
 
 @fleet.command()
@@ -275,12 +273,16 @@ def _invalid_fleet_file(message: str, problems: list[JsonObject], source: str) -
 
 
 def _print_difference(call: Invocation, answer: JsonObject, source: str) -> None:
-    difference = answer["difference"]
-    if difference["is_empty"]:
+    difference, left_out = answer["difference"], answer["difference"]["stay_deleted"]
+    if difference["is_empty"] and not left_out:
         call.output.print_line(f"The fleet already matches {source}: nothing to change.")
         return
     for line in difference["lines"]:
         call.output.print_line(Text(without_control_characters(line), style=_DIFF_STYLES.get(line.lstrip()[:1], "")))
+    if left_out:
+        only = ", and nothing else differs" if difference["is_empty"] else ""
+        left = f"{count_noun(len(left_out), 'VM')} of {source} {'was' if len(left_out) == 1 else 'were'} deleted before"
+        call.output.print_line(f"{left} and left out{only}: `fleet apply --resurrect` adds such VMs again.")
 
 
 _EMPTY_FLEET = (
