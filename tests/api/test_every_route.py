@@ -43,6 +43,13 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("POST", "/requests/preview"): lambda api: ("/requests/preview", {"ask": "restart", "vms": ["db"]}),
     ("POST", "/hosts/{name}/degrade/preview"): lambda api: ("/hosts/h1/degrade/preview", {"in_s": 7 * 86400}),
     ("POST", "/hosts/{name}/fail/preview"): lambda api: ("/hosts/h1/fail/preview", None),
+    ("POST", "/hosts/{name}/confirm-down/preview"): lambda api: (
+        f"/hosts/{_failed_host(api)}/confirm-down/preview",
+        None,
+    ),
+    ("POST", "/fleet/vms/{name:path}/preview"): lambda api: ("/fleet/vms/lab%2Fdb/preview", None),
+    ("POST", "/fleet/hosts/{name}/preview"): lambda api: (f"/fleet/hosts/{_empty_host(api)}/preview", None),
+    ("POST", "/rollouts/{id}/abort/preview"): lambda api: (f"/rollouts/{_rollout(api)}/abort/preview", None),
     ("POST", "/rollouts/preview"): lambda api: ("/rollouts/preview", {"impact": "update", "hosts": ["h1", "h2"]}),
     ("POST", "/hosts/{name}/fail"): lambda api: ("/hosts/h1/fail", None),
     ("POST", "/hosts/{name}/confirm-down"): lambda api: (f"/hosts/{_failed_host(api)}/confirm-down", {}),

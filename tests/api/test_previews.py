@@ -48,7 +48,7 @@ def test_a_preview_of_a_host_failure_shows_the_vms_that_must_leave(api: Any) -> 
     assert {event["starts_at"] == event["published_at"] for event in shown["events"]} == {True}
     assert shown["sentences"] == [
         "4 events over 4 VMs, published at once.",
-        "4 events start at once, without notice.",
+        "4 events start at once, without notice: web-0, db, pool_0, pool_1.",
         "If every act takes its usual time, everything is done in 2 min.",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import shutil
 import ssl
@@ -26,7 +27,8 @@ from forewarn.cli.api_client import ApiClient
 from forewarn.cli.root_command import forewarn
 from forewarn.cli.service_address import SOCKET_NAME
 from forewarn.cli.transport import LocalTransport
-from forewarn.clock import read_real_time
+from forewarn.clock import SystemClock, read_real_time
+from forewarn.core.decision import Policy
 from forewarn.core.fleet import AutoApproval, Priority
 from forewarn.protocol.http_message import HttpRequest
 from forewarn.service.web_app import build_web_app
@@ -56,6 +58,13 @@ def data() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+class _Terminal(io.BytesIO):
+    """A standard input at which a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 class Command:
     """Runs the command in this process, as a script would: no terminal, a clean environment."""
 
@@ -70,7 +79,12 @@ class Command:
             "TERM": "xterm",
         }
 
-    def __call__(self, *arguments: str, typed: str | bytes = "", **env: str) -> Result:
+    def at_terminal(self, *arguments: str, typed: str, **env: str | None) -> Result:
+        """Run the command as a person does, who types this."""
+        terminal = {"FORCE_COLOR": "1", "COLUMNS": "200", **env}
+        return self(*arguments, typed=_Terminal(typed.encode()), **terminal)
+
+    def __call__(self, *arguments: str, typed: str | bytes | io.BytesIO = "", **env: str | None) -> Result:
         runner = CliRunner(env={**self.env, **env})
         return runner.invoke(forewarn, arguments, input=typed, prog_name="forewarn", catch_exceptions=False)
 
@@ -125,8 +139,9 @@ class Lab(Command):
 class _ServiceThread:
     """Serves the operator API of a `World` from an event loop in its own thread."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, *, is_lab: bool = True) -> None:
         self._data = data
+        self._is_lab = is_lab
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -143,7 +158,10 @@ class _ServiceThread:
         self._thread.join(20)
 
     def _run(self) -> None:
-        world = World(hosts=HOSTS, vms=VMS)
+        production: dict[str, Any] = {"policy": Policy(), "system_clock": SystemClock()}
+        world = World(hosts=HOSTS, vms=VMS, **({} if self._is_lab else production))
+        if not self._is_lab:
+            world.do(world.control.guests.enable_scope_of(world.vm("db-0").key))
         try:
             world.do(self._serve(world))
         finally:
@@ -160,13 +178,15 @@ class _ServiceThread:
 
 
 def _dependencies(world: World, data: Path) -> Dependencies:
+    is_lab = world.system_clock is None
+
     def info() -> dict[str, Any]:
         tls, secret = data / "tls", data / "admin.secret"
         certificates = ServiceCertificates.load_or_create(tls, (), read_real_time())
         write_secret(secret, SECRET)
         facts = {"url": "https://localhost:8443", "tenant_id": TENANT, "client_id": "admin", "issuer": ""}
         console = {**facts, "ca": str(certificates.ca.certificate), "admin_secret": str(secret)}
-        return {"version": "0.1.0", "lab": True, "console": console, "identity_on_loopback": False}
+        return {"version": "0.1.0", "lab": is_lab, "console": console, "identity_on_loopback": False}
 
     async def doctor() -> list[Any]:
         return [SimpleNamespace(name="disk", ok=True, text="plenty of room", remedy="")]
@@ -191,6 +211,15 @@ def _sign_in() -> TokenService:
 @pytest.fixture
 def lab(data: Path) -> Iterator[Lab]:
     thread = _ServiceThread(data)
+    thread.start()
+    yield Lab(data)
+    thread.stop()
+
+
+@pytest.fixture
+def production(data: Path) -> Iterator[Lab]:
+    """A service that is no lab: VMs of the set db poll, the others have never polled."""
+    thread = _ServiceThread(data, is_lab=False)
     thread.start()
     yield Lab(data)
     thread.stop()

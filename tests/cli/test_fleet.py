@@ -74,7 +74,7 @@ def test_a_file_is_checked_before_there_is_a_service(command: Any, file: Path, t
 def test_apply_does_not_ask_about_a_file_that_cannot_be_applied(lab: Any, file: Path) -> None:
     lab.good("restart", "web", "--notice", "0", "--short-notice")
     lab.json("clock", "advance", "1s")  # now the event has started, and the file lacks its VM
-    result = lab("fleet", "apply", str(file), typed="y\n")
+    result = lab.at_terminal("fleet", "apply", str(file), typed="y\n")
     assert result.exit_code == 2
     assert "Apply this?" not in result.output
     assert "it cannot be removed now; apply again when the event is over" in result.stderr
@@ -91,17 +91,18 @@ def test_a_missing_fleet_file_is_refused(command: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "code", "applied"), [("y\n", 0, True), ("n\n", 1, False), ("", 2, False)], ids=["yes", "no", "nobody"]
+    ("typed", "code", "applied"), [("y\n", 0, True), ("n\n", 1, False), (None, 2, False)], ids=["yes", "no", "nobody"]
 )
 def test_a_fleet_file_is_applied_only_after_confirmation(
-    lab: Any, file: Path, typed: str, code: int, applied: bool
+    lab: Any, file: Path, typed: str | None, code: int, applied: bool
 ) -> None:
-    result = lab("fleet", "apply", str(file), typed=typed)
+    call = ("fleet", "apply", str(file))
+    result = lab(*call, typed="y\n") if typed is None else lab.at_terminal(*call, typed=typed)
     assert result.exit_code == code
     assert "+ VM new" in result.stdout
     assert ("new" in {vm["name"] for vm in lab.json("fleet", "show")["vms"]}) is applied
     if not applied:
-        assert "nothing was applied" in result.stderr
+        assert "nothing was changed" in result.stderr
 
 
 def test_a_program_applies_with_yes_and_gets_one_document(lab: Any, file: Path) -> None:

@@ -29,7 +29,7 @@ class LongHistory:
     def __init__(self, length: int) -> None:
         self.length, self.calls = length, 0
 
-    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
+    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float, headers: object) -> HttpAnswer:
         self.calls += 1
         query = {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
         first = int(query["after"]) + 1

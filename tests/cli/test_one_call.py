@@ -70,11 +70,9 @@ class SentRequests:
         self.targets: list[str] = []
         send = LocalTransport.send
 
-        def counted(
-            transport: LocalTransport, method: str, target: str, payload: bytes | None, timeout_s: float
-        ) -> HttpAnswer:
+        def counted(transport: LocalTransport, method: str, target: str, *rest: Any) -> HttpAnswer:
             self.targets.append(f"{method} {target}")
-            return send(transport, method, target, payload, timeout_s)
+            return send(transport, method, target, *rest)
 
         monkeypatch.setattr(LocalTransport, "send", counted)
 

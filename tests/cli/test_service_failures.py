@@ -217,7 +217,7 @@ class SilentTransport:
     def __init__(self) -> None:
         self.timeouts_s: list[float] = []
 
-    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
+    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float, headers: object) -> HttpAnswer:
         self.timeouts_s.append(timeout_s)
         raise TimeoutError
 

@@ -245,7 +245,8 @@ def test_a_preview_names_the_events_that_would_be_withdrawn(worlds: list[World])
 def test_a_preview_says_which_events_start_at_once_by_policy(worlds: list[World]) -> None:
     vm = a_vm("db", auto_approve=AutoApproval(restart=True))
     worlds.append(world := World(vms=[vm], hosts=[a_host("h1")]))
-    assert "1 event starts at once, without notice." in preview(world, RequestedOperation.RESTART, "db").sentences
+    expected = "1 event starts at once, without notice: db (approved by policy)."
+    assert expected in preview(world, RequestedOperation.RESTART, "db").sentences
 
 
 def test_a_preview_takes_active_faults_into_account(worlds: list[World]) -> None:

@@ -113,6 +113,10 @@ def previews(api: Api) -> None:
     api("previews", "POST", "/requests/preview", body={"ask": "evict", "vms": ["lone-0"]}, title="not a Spot VM")
     api("previews", "POST", "/hosts/{name}/degrade/preview", "/hosts/host-1/degrade/preview", {"in_s": 604_800})
     api("previews", "POST", "/hosts/{name}/fail/preview", "/hosts/host-1/fail/preview")
+    api("previews", "POST", "/hosts/{name}/confirm-down/preview", "/hosts/host-1/confirm-down/preview", {}, "healthy")
+    api("previews", "POST", "/fleet/vms/{name}/preview", "/fleet/vms/lone-0/preview")
+    api("previews", "POST", "/fleet/hosts/{name}/preview", "/fleet/hosts/host-1/preview", {}, "VMs are on it")
+    api("previews", "POST", "/rollouts/{id}/abort/preview", "/rollouts/nothing/abort/preview", {}, "unknown")
     api("previews", "POST", "/rollouts/preview", body={"impact": "update", "scope": "web"})
     api("previews", "POST", "/rollouts/plan", body={"impact": "update", "scope": "web"})
 

@@ -191,7 +191,7 @@ def test_forms_degrade_fail_and_repair_a_host(portal: PortalUser) -> None:
     assert "12 Jan 12:00:00" in page.text
     assert "the next not before 12 Jan 12:00:00" in portal.get("/portal/fleet").text
     page = confirm(portal, "fail", {"host": "h1"})
-    assert "4 events start at once, without notice." in page.text
+    assert "4 events start at once, without notice: " in page.text
     submit_form(portal, "fail", {"host": "h1"})
     portal.world.advance(600)
     submit_form(portal, "repair", {"host": "h1"})

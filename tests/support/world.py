@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from forewarn.clock import ClockSetting, LabClock
+from forewarn.clock import ClockSetting, LabClock, SystemClock
 from forewarn.control.act_limits import ActLimits
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.executor import ActRetryPolicy
@@ -84,6 +84,7 @@ class World:
         limits: ActLimits = DEFAULT_LIMITS,
         hypervisor: SimulatedHypervisor | None = None,
         prober: HealthProber | None = None,
+        system_clock: SystemClock | None = None,
     ) -> None:
         self.runner = asyncio.Runner()
         self.policy = policy
@@ -95,6 +96,7 @@ class World:
         self.ledger = self.hypervisor.ledger
         self.store: Store = store or MemoryStore()
         self.clock = LabClock(ClockSetting(lab_at=now, real_at=0.0, speed=0.0), real=lambda: 0.0)
+        self.system_clock = system_clock  # of a world that is no lab; None: it has `clock`
         self.control = self.do(self._build())
         hosts, vms = tuple(hosts), tuple(vms)
         if hosts or vms:
@@ -103,7 +105,7 @@ class World:
     async def _build(self) -> ControlPlane:
         return ControlPlane(
             store=self.store,
-            clock=self.clock,
+            clock=self.system_clock or self.clock,
             hypervisor=self._open_hypervisor(),
             inputs=ControlInputs(
                 new_id=lambda: next(self.ids),

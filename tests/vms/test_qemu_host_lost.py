@@ -95,7 +95,7 @@ def test_a_vm_whose_source_is_lost_while_it_is_sent_boots_elsewhere_once_a_perso
         question = f"{FIRST} does not answer, and {VM} may still run there: fence {FIRST}, or confirm that it is down"
         eventually(lambda: question in explanation(service), within_s=ACT_S)
         assert site.hosts[SECOND].ticks() == []
-        confirmed = service.forewarn("confirm-down", FIRST)
+        confirmed = service.forewarn("confirm-down", FIRST, "--yes")
         assert confirmed.returncode == 0, confirmed.stderr
         texts = service.wait_for_end(event_id)
         assert any(f"{FIRST} went down while it sent {VM}, which was booted" in text for text in texts), texts
@@ -161,7 +161,7 @@ def test_a_vm_whose_destination_is_lost_before_it_goes_on_there_boots_on_its_sou
         service.start()
         question = f"{SECOND} does not answer, and {VM} has left {FIRST}: confirm that {SECOND} is down"
         eventually(lambda: question in explanation(service), within_s=ACT_S)
-        confirmed = service.forewarn("confirm-down", SECOND)
+        confirmed = service.forewarn("confirm-down", SECOND, "--yes")
         assert confirmed.returncode == 0, confirmed.stderr
         texts = service.wait_for_end(event_id)
         assert any(f"{SECOND} went down before {VM} was known to run there" in text for text in texts), texts

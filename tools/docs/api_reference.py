@@ -31,6 +31,7 @@ is an error. An error changes nothing, and its message says what to do:
 | 409 | `Refused` | its state does not allow this now |
 | 409 | `Conflict` | another change came first: send the request again |
 | 413 | `Rejected` | send a shorter body |
+| 428 | `ConfirmationRequired` | let a person confirm it: see below |
 | 429 | `TooManyRequests` | too many connections: wait for `Retry-After` ([limits](access.md#limits-of-connections)) |
 | 503 | `Unavailable` | try again later |
 
@@ -48,6 +49,13 @@ key may be used again. The key is known as long as the request is stored ([histo
 
 These calls create requests: {{keyed}}. The others ignore the header.
 
+## Changes that a person confirms
+
+With the header `Forewarn-Confirm: ask`, a service that is no lab does not make a change that would interrupt VMs at
+once, or lose something for good. It answers 428 with the `preview` of the route `…/preview`, in which `confirm` has
+the reasons. Any other change is made. To confirm a change, send the call again without the header. `forewarn` sends
+the header unless it is called with `--yes`. These paths know it: {{previewed}}.
+
 ## Routes
 
 | method | path | does | right needed |
@@ -58,7 +66,9 @@ These calls create requests: {{keyed}}. The others ignore the header.
 def api_reference_markdown() -> str:
     """The page docs/reference/api.md."""
     keyed = ", ".join(f"`{openapi_path(route.path)}`" for route in ROUTES if route.show_repeated is not None)
-    return _HEAD.replace("{keyed}", keyed) + "".join(map(_row, ROUTES))
+    paths = [route.path for route in ROUTES if route.path.endswith("/preview")]
+    previewed = ", ".join(f"`{openapi_path(path.removesuffix('/preview'))}`" for path in paths)
+    return _HEAD.replace("{keyed}", keyed).replace("{previewed}", previewed) + "".join(map(_row, ROUTES))
 
 
 def _row(route: ApiRoute) -> str:

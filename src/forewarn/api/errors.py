@@ -9,9 +9,12 @@ from starlette.responses import Response
 
 from forewarn.core.fleetfile.problems import FleetFileProblem, InvalidFleetFile
 from forewarn.errors import Refused
+from forewarn.explain.preview import Preview
 from forewarn.web.authentication import AuthenticationRequired
 from forewarn.web.errors import RETRY_AFTER_BY_STATUS, classify_error
 from forewarn.web.remedies import Surface
+
+CONFIRM_HEADER = "forewarn-confirm"  # of a request: `ask` has a change that a person has to confirm answered with 428
 
 
 class FleetNotApplicable(Refused):
@@ -66,6 +69,20 @@ def make_error_response(
     """
     body = msgspec.json.encode(ErrorResponse(error=ErrorView(code=code, message=message, problems=problems)))
     return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+class ConfirmationResponse(ErrorResponse, frozen=True, kw_only=True):
+    """The JSON body of a 428: nothing was changed, and a person has to confirm what `preview` shows."""
+
+    preview: Preview
+
+
+def confirmation_required(preview: Preview) -> Response:
+    """Return the 428 for a change that its caller wants to confirm first, and that has to be confirmed."""
+    message = f"a person has to confirm this: {' '.join(preview.confirm)}"
+    error = ErrorView(code="ConfirmationRequired", message=message.rstrip("."))
+    body = msgspec.json.encode(ConfirmationResponse(error=error, preview=preview))
+    return Response(body, status_code=428, media_type="application/json")
 
 
 def _fleet_problems(error: Exception) -> tuple[FleetFileProblem, ...]:

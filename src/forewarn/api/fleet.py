@@ -17,6 +17,7 @@ from forewarn.core.fleetfile.problems import FleetFileProblem, InvalidFleetFile
 from forewarn.core.fleetfile.reader import DeclaredFleet, read_fleet_file
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.errors import Forbidden, Refused, Rejected
+from forewarn.explain.preview import Preview, preview_to_confirm
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall, NonEmptyText, ResultLimit, StrictBody
 from forewarn.web.view_builder import ViewBuilder, live_events_of_vm, vm_supervisor_view
@@ -198,6 +199,17 @@ async def remove_vm(context: RequestContext, call: HandlerCall) -> VmView:
     vm = await retry_on_conflict(attempt, f"VM {call.path_params['name']!r}")
     await context.wait_for_reconciler()
     return ViewBuilder(context).vm(context.store.vm(vm.key) or vm)
+
+
+async def preview_remove_vm(context: RequestContext, call: HandlerCall) -> Preview:
+    """Preview the removal of a VM from the fleet."""
+    vm = context.directory.find(call.path_params["name"])
+    await context.control.fleet.check_change(FleetChange(removed=(vm,)))
+    live = len(live_events_of_vm(context.control.transactions.load(vm.scope_id), vm.name))
+    pending = f"; it has {live} pending event{'' if live == 1 else 's'}" if live else ""
+    return preview_to_confirm(
+        context.now(), f"VM {vm.name} is removed from the fleet at once, without an event{pending}."
+    )
 
 
 async def _compare_with_store(

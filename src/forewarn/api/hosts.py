@@ -11,11 +11,12 @@ from forewarn.core.fleet import Host
 from forewarn.core.fleetfile.naming import plain_name_error
 from forewarn.core.request import MaintenanceRequest
 from forewarn.errors import Refused, Rejected
-from forewarn.explain.preview import Preview
+from forewarn.explain.preview import Preview, preview_to_confirm
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import DurationSeconds, HandlerCall, NonEmptyText, StrictBody
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import HostView, ReceiptView
+from forewarn.wording import first_names
 
 
 class NewHost(StrictBody, frozen=True, kw_only=True):
@@ -163,6 +164,23 @@ async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Previ
         return (await control.requests.fail_host(name, who=who)).request
 
     return await _preview_for_host(context, name, operation)
+
+
+async def preview_remove_host(context: RequestContext, call: HandlerCall) -> Preview:
+    """Preview the removal of a host."""
+    host = context.control.requests.host(call.path_params["name"])
+    await context.control.fleet.check_change(FleetChange(removed_hosts=(host.name,)))
+    return preview_to_confirm(context.now(), f"Host {host.name} is removed from the fleet at once.")
+
+
+async def preview_confirm_host_down(context: RequestContext, call: HandlerCall) -> Preview:
+    """Preview the statement that a host is certainly down."""
+    host = context.control.host_statements.check_confirm_down(call.path_params["name"])
+    names = [vm.name for vm in context.store.vms(host=host.name)]
+    vms = f"These VMs may then be started elsewhere: {first_names(names)}." if names else "It has no VMs."
+    return preview_to_confirm(
+        context.now(), vms, f"If host {host.name} still runs, its VMs will run twice and damage their disks."
+    )
 
 
 async def _preview_for_host(context: RequestContext, name: str, operation: RequestAction) -> Preview:

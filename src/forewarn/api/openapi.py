@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from forewarn import __version__
-from forewarn.api.errors import ErrorResponse
+from forewarn.api.errors import CONFIRM_HEADER, ConfirmationResponse, ErrorResponse
 from forewarn.api.requests import vms_asked_for
 from forewarn.web.request_keys import IDEMPOTENCY_KEY_HEADER, MAX_KEY_LENGTH
 from forewarn.web.routing import (
@@ -29,6 +29,13 @@ _REF_TEMPLATE = "#/components/schemas/{name}"
 _JSON_TYPE = "application/json"
 
 JsonSchema = dict[str, Any]
+_CONFIRM_PARAMETER: JsonSchema = {
+    "name": CONFIRM_HEADER,
+    "in": "header",
+    "description": "With `ask`, a service that is no lab changes nothing and answers 428 with its preview if it "
+    "interrupts VMs at once, or if something is lost for good. Send it again without this header to confirm it.",
+    "schema": {"type": "string", "enum": ["ask"]},
+}
 _RIGHT_TEXTS: dict[ResourceSelector, str] = {
     everything: "{right} over everything",
     listing: "{right} over anything: the response shows what the caller may read",
@@ -47,8 +54,12 @@ def openapi_document(routes: Sequence[ApiRoute]) -> JsonSchema:
     """
     schemas = _SchemaRegistry(routes)
     paths: dict[str, JsonSchema] = defaultdict(dict)
+    known = {route.path for route in routes}
     for route in routes:
-        paths[openapi_path(route.path)][route.method.lower()] = _operation(route, schemas)
+        operation = paths[openapi_path(route.path)][route.method.lower()] = _operation(route, schemas)
+        if route.method != "GET" and f"{route.path}/preview" in known:
+            operation["parameters"].append(_CONFIRM_PARAMETER)
+            operation["responses"]["428"] = {"$ref": "#/components/responses/Confirmation"}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -62,7 +73,10 @@ def openapi_document(routes: Sequence[ApiRoute]) -> JsonSchema:
         "components": {
             "schemas": schemas.components,
             "responses": {
-                "Refusal": _json_response("An error; nothing was changed.", schemas.schema_of(ErrorResponse))
+                "Refusal": _json_response("An error; nothing was changed.", schemas.schema_of(ErrorResponse)),
+                "Confirmation": _json_response(
+                    "A person has to confirm it; nothing was changed.", schemas.schema_of(ConfirmationResponse)
+                ),
             },
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}},
         },
@@ -76,6 +90,7 @@ class _SchemaRegistry:
         signatures = [route.signature for route in routes]
         types = [
             ErrorResponse,
+            ConfirmationResponse,
             *(found for s in signatures for found in (s.body, s.query, s.response_type) if found is not None),
         ]
         self._types = list({str(one): one for one in types}.values())

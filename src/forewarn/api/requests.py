@@ -157,4 +157,9 @@ async def preview_request(context: RequestContext, call: HandlerCall, body: NewM
 def _without_faults(preview: Preview) -> Preview:
     """The preview for a caller who may not list faults."""
     events = tuple(replace(e, note=hide_faults(e.note), reason=hide_faults(e.reason)) for e in preview.events)
-    return replace(preview, events=events, sentences=tuple(map(hide_faults, preview.sentences)))
+    return replace(
+        preview,
+        events=events,
+        sentences=tuple(map(hide_faults, preview.sentences)),
+        confirm=tuple(map(hide_faults, preview.confirm)),
+    )

@@ -12,7 +12,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.request import MaintenanceRequest, RolloutState
 from forewarn.errors import Rejected
 from forewarn.explain.polling import PollingState, polling_state
-from forewarn.explain.preview import Preview
+from forewarn.explain.preview import Preview, preview_to_confirm
 from forewarn.explain.rollout_plan import RolloutPlan
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall, NonEmptyText, StrictBody
@@ -154,6 +154,20 @@ async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
     Unavailable if the store cannot be written. The history gets an entry.
     """
     return await _set_progress(context, call, RolloutState.ABORTED)
+
+
+async def preview_abort_rollout(context: RequestContext, call: HandlerCall) -> Preview:
+    """Preview the abort of a rollout."""
+    found = context.find_rollout(call.path_params["id"])
+    request = context.control.rollout_requests.check_state_change(found.id, RolloutState.ABORTED)
+    assert request.rollout is not None
+    tally = context.control.rollouts.tally_of(request, request.rollout)
+    counts = f"{tally.done} of {tally.total} VMs are done and {tally.started} have started"
+    return preview_to_confirm(
+        context.now(),
+        f"Rollout {request.id} ends: {counts}; its events that have not started ({tally.scheduled} VMs) are withdrawn.",
+        "An aborted rollout cannot be resumed: VMs that are not done stay without the maintenance.",
+    )
 
 
 async def _set_progress(context: RequestContext, call: HandlerCall, progress: RolloutState) -> RolloutView:

@@ -32,12 +32,14 @@ from forewarn.api import (
     standing_order,
     webhooks,
 )
-from forewarn.api.errors import error_response
+from forewarn.api.errors import CONFIRM_HEADER, confirmation_required, error_response
 from forewarn.api.openapi import openapi_document
 from forewarn.api.replays import current_replay_view
 from forewarn.api.requests import receipt_view, vms_asked_for
 from forewarn.api.rollouts import current_rollout_view
+from forewarn.control.dry_run import DryRunTooLarge
 from forewarn.core.access import Right
+from forewarn.explain.preview import Preview, preview_to_confirm
 from forewarn.web.context import ContextFactory, RequestContext
 from forewarn.web.pipeline import read_body, run_request, run_route
 from forewarn.web.remedies import SURFACE_HEADER, surface_of
@@ -91,8 +93,10 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("POST", "/fleet/check", fleet.check_fleet, READ),
     ApiRoute("POST", "/fleet/apply", fleet.apply_fleet, PLATFORM),
     ApiRoute("POST", "/fleet/vms", fleet.add_vm, PLATFORM),
+    ApiRoute("POST", "/fleet/vms/{name:path}/preview", fleet.preview_remove_vm, PLATFORM),
     ApiRoute("DELETE", "/fleet/vms/{name:path}", fleet.remove_vm, PLATFORM),
     ApiRoute("POST", "/fleet/hosts", hosts.add_host, PLATFORM),
+    ApiRoute("POST", "/fleet/hosts/{name}/preview", hosts.preview_remove_host, PLATFORM),
     ApiRoute("DELETE", "/fleet/hosts/{name}", hosts.remove_host, PLATFORM),
     ApiRoute(
         "POST",
@@ -121,6 +125,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("POST", "/hosts/{name}/fail", hosts.fail_host, PLATFORM, 202, show_repeated=receipt_view),
     ApiRoute("POST", "/hosts/{name}/repair", hosts.repair_host, PLATFORM),
     ApiRoute("POST", "/hosts/{name}/confirm-down", hosts.confirm_host_down, PLATFORM),
+    ApiRoute("POST", "/hosts/{name}/confirm-down/preview", hosts.preview_confirm_host_down, PLATFORM),
     ApiRoute("GET", "/rollouts", rollouts.list_rollouts, READ),
     ApiRoute("POST", "/rollouts", rollouts.start_rollout, PLATFORM, 202, show_repeated=current_rollout_view),
     ApiRoute("POST", "/rollouts/preview", rollouts.preview_rollout, PLATFORM),
@@ -137,6 +142,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("POST", "/rollouts/{id}/pause", rollouts.pause_rollout, PLATFORM),
     ApiRoute("POST", "/rollouts/{id}/resume", rollouts.resume_rollout, PLATFORM),
     ApiRoute("POST", "/rollouts/{id}/abort", rollouts.abort_rollout, PLATFORM),
+    ApiRoute("POST", "/rollouts/{id}/abort/preview", rollouts.preview_abort_rollout, PLATFORM),
     ApiRoute("GET", "/budgets", budgets.list_budgets, READ),
     ApiRoute("POST", "/budgets", budgets.set_budget, PLATFORM),
     ApiRoute("DELETE", "/budgets/{name}", budgets.remove_budget, PLATFORM),
@@ -176,6 +182,10 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("DELETE", "/webhooks/{id}", webhooks.remove_webhook, ADMINISTER),
     ApiRoute("POST", "/webhooks/{id}/test", webhooks.test_webhook, ADMINISTER),
 )
+
+
+# A change whose path has a `/preview` can be previewed, and may have to be confirmed.
+PREVIEW_ROUTES = {route.path.removesuffix("/preview"): route for route in ROUTES if route.path.endswith("/preview")}
 
 
 def api_routes(make_context: ContextFactory) -> list[BaseRoute]:
@@ -234,11 +244,28 @@ def _starlette_route(make_context: ContextFactory, path: str, routes: Iterable[A
     return Route(path, endpoint, methods=list(by_method))
 
 
+async def _preview_to_confirm(route: ApiRoute, context: RequestContext, call: HandlerCall) -> Preview | None:
+    """The preview of a change that a person has to confirm; None if nobody has to, as in a lab."""
+    preview_route = PREVIEW_ROUTES.get(route.path) if route.method != "GET" else None
+    _, _, is_lab = context.control.lab_clock.status()
+    if preview_route is None or is_lab:
+        return None
+    try:
+        preview: Preview = await run_route(context, preview_route, call)
+    except DryRunTooLarge as error:
+        return preview_to_confirm(context.now(), f"There is no preview: {error}.")
+    return preview if preview.confirm else None
+
+
 async def _answer(route: ApiRoute, context: RequestContext, request: Request) -> Response:
     body = await read_body(request)
     surface = request.headers.get(SURFACE_HEADER)
     query = unique_query_params(request)
     call = HandlerCall(path_params=request.path_params, query=query, body=body, surface_header=surface)
+    if request.headers.get(CONFIRM_HEADER) == "ask":
+        preview = await _preview_to_confirm(route, context, call)
+        if preview is not None:
+            return confirmation_required(preview)
     key = read_idempotency_key(request.headers) if IDEMPOTENCY_KEY_HEADER in request.headers else ""
     answer = msgspec.json.encode(await run_route(context, route, call, key))
     # The time of the service: clients show times relative to it, and a lab's differs from theirs.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlencode
 
@@ -24,6 +24,8 @@ from forewarn.errors import (
 )
 
 _NOW_HEADER = "forewarn-now"  # of every answer: the service's time
+_ASK_HEADER = {"Forewarn-Confirm": "ask"}  # of a change: if a person has to confirm it, answer its preview instead
+_STATUS_CONFIRMATION_REQUIRED = 428
 API_ROOT = "/forewarn/v1"  # every path of the operator API begins with it
 TIMEOUT_S = 60.0  # of one call, unless the caller gives another
 JsonObject = dict[str, Any]  # a JSON object that the service answered
@@ -129,7 +131,9 @@ class Transport(Protocol):
     def location(self) -> str:
         """Where the service is, `in DIRECTORY` or `at URL`, to complete the sentence "the service …"."""
 
-    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
+    def send(
+        self, method: str, target: str, payload: bytes | None, timeout_s: float, headers: Mapping[str, str]
+    ) -> HttpAnswer:
         """Send one request and wait; returns status, body and time of the answer, also of one with an error.
 
         `method` is that of HTTP, `target` the path with query, `payload` the JSON body (None: no body). Raises
@@ -146,10 +150,13 @@ class ApiClient:
     time. An error answer raises the class of `forewarn.errors` that has its code, InvalidFile if it lists problems, or
     else ServiceFailure. A service that is unreachable, or silent for `timeout_s` seconds of real time, raises
     Unavailable. A blank path segment raises Rejected. `transport` sends the requests and signs in where needed.
+    `confirm` gets the preview of each change that a person has to confirm on a production service, and raises to
+    prevent it; None: all changes are confirmed.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, confirm: Callable[[JsonObject], None] | None = None) -> None:
         self._transport = transport
+        self._confirm = confirm
         self._now: float | None = None  # the service's time, as of the last answer
 
     @property
@@ -196,8 +203,18 @@ class ApiClient:
         self, method: str, target: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S
     ) -> JsonObject:
         payload = None if body is None else json.dumps(body).encode()
+        asks = self._confirm is not None and method != "GET"
+        answer = self._send(method, target, payload, timeout_s, _ASK_HEADER if asks else {})
+        if answer.status == _STATUS_CONFIRMATION_REQUIRED and self._confirm is not None:
+            self._confirm(json.loads(answer.body)["preview"])
+            answer = self._send(method, target, payload, timeout_s, {})
+        return _parse_answer(answer.status, answer.body)
+
+    def _send(
+        self, method: str, target: str, payload: bytes | None, timeout_s: float, headers: Mapping[str, str]
+    ) -> HttpAnswer:
         try:
-            answer = self._transport.send(method, target, payload, timeout_s)
+            answer = self._transport.send(method, target, payload, timeout_s, headers)
         except TimeoutError as error:
             raise Unavailable(
                 f"the forewarn service {self.location} did not answer within {exact_duration_text(timeout_s)}: "
@@ -206,11 +223,11 @@ class ApiClient:
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(f"the connection to the forewarn service {self.location} was lost: try again") from error
         self._now = answer.now if answer.now is not None else self._now
-        return _parse_answer(answer.status, answer.body)
+        return answer
 
 
 def send_request(
-    connection: http.client.HTTPConnection, method: str, target: str, payload: bytes | None, headers: dict[str, str]
+    connection: http.client.HTTPConnection, method: str, target: str, payload: bytes | None, headers: Mapping[str, str]
 ) -> HttpAnswer:
     """Open the connection, send one request as the CLI, close it, and return the answer, of any status.
 

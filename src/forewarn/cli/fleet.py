@@ -15,6 +15,7 @@ from forewarn.cli.formatting import EVENT_HEADERS, clock_time, count_noun, event
 from forewarn.cli.invocation import Invocation, require_server_extra, service_command
 from forewarn.cli.invocation import non_empty_name as name_of_vm
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text, without_control_characters
+from forewarn.cli.request_output import preview_options, show_preview
 from forewarn.errors import Rejected
 
 file_argument = click.argument("file", type=click.File("rb"), metavar="FILE")
@@ -86,16 +87,20 @@ def add(call: Invocation, name: str, **facts: Any) -> None:
 
 @fleet.command()
 @click.argument("vm", metavar="VM", shell_complete=vm_names)
+@preview_options
 @service_command
-def remove(call: Invocation, vm: str) -> None:
+def remove(call: Invocation, vm: str, dry_run: bool) -> None:
     """Remove one VM from the fleet at once, with no event.
 
     `forewarn delete VM` deletes it with notice.
 
     \f
-    `vm` is a name, `group/name` or key. Does not ask for confirmation. Withdraws events that this makes obsolete.
-    Prints the removed VM. Raises NotFound, or Refused if it has a started event or several VMs match.
+    `vm` is a name, `group/name` or key. Withdraws events that this makes obsolete. Prints the removed VM. Raises
+    NotFound, or Refused if it has a started event or several VMs match.
     """
+    if dry_run:
+        show_preview(call, call.api.post("fleet", "vms", vm, "preview"))
+        return
     _print_changed_vm(call, call.api.delete("fleet", "vms", vm), "removed from the fleet")
 
 
@@ -126,14 +131,18 @@ def add_host(call: Invocation, name: str, location: str, zone: str | None) -> No
 
 @fleet.command("remove-host")
 @click.argument("host", metavar="HOST", shell_complete=host_names)
+@preview_options
 @service_command
-def remove_host(call: Invocation, host: str) -> None:
+def remove_host(call: Invocation, host: str, dry_run: bool) -> None:
     """Remove one host from the fleet; it must have no VMs.
 
     \f
-    `host` is its name; letter case is ignored. Does not ask for confirmation. Prints the removed host. Raises NotFound,
-    or Refused if VMs are on it or moving to it.
+    `host` is its name; letter case is ignored. Prints the removed host. Raises NotFound, or Refused if VMs are on it or
+    moving to it.
     """
+    if dry_run:
+        show_preview(call, call.api.post("fleet", "hosts", host, "preview"))
+        return
     _print_host(call, call.api.delete("fleet", "hosts", host), "removed from the fleet")
 
 
@@ -216,9 +225,7 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
         return _print_applied(
             call, _send_proposal(call, {**proposal, "dry_run": False}, "apply")
         )  # raises the service's refusal
-    if not _confirmed():
-        call.output.print_error("nothing was applied")
-        return 1
+    call.confirm("Apply this?", preview["difference"]["summary"])
     return _print_applied(call, _send_proposal(call, {**proposal, "dry_run": False}, "apply"))
 
 
@@ -228,15 +235,6 @@ def _print_applied(call: Invocation, answer: JsonObject) -> int:
     elif answer["applied"]:
         call.output.print_line("Applied.")
     return 0
-
-
-def _confirmed() -> bool:
-    try:
-        return click.confirm("Apply this?", err=True)
-    except click.Abort as error:
-        if isinstance(error.__cause__, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
-            raise
-        raise Rejected("nothing was applied: there is no terminal to confirm it; use --yes to apply") from error
 
 
 def _read_proposal(file: IO[bytes]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from forewarn.cli.completion import host_names
 from forewarn.cli.invocation import Invocation, duration, service_command
 from forewarn.cli.output import bold, state_text
 from forewarn.cli.request import short_notice_option, wait_option
-from forewarn.cli.request_output import dry_run_option, show_events, show_preview, wait_for_request
+from forewarn.cli.request_output import preview_options, show_events, show_preview, wait_for_request
 
 host_argument = click.argument("host", metavar="HOST", shell_complete=host_names)
 
@@ -20,7 +20,7 @@ host_argument = click.argument("host", metavar="HOST", shell_complete=host_names
     "--in", "in_s", type=duration, default="7d", show_default=True, metavar="DURATION", help="Fail after this time."
 )
 @short_notice_option
-@dry_run_option
+@preview_options
 @wait_option
 @service_command
 def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_run: bool, wait: bool) -> int:
@@ -45,11 +45,13 @@ def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_ru
 
 @click.command()
 @host_argument
-@dry_run_option
+@preview_options
 @wait_option
 @service_command
 def fail(call: Invocation, host: str, dry_run: bool, wait: bool) -> int:
     """Make a host fail now: its VMs are redeployed with no notice.
+
+    A production service shows which VMs these are, and asks first.
 
     \f
     `host` is its name, ignoring letter case. Marks the host as failed, and redeploys its VMs to other hosts at once;
@@ -78,18 +80,21 @@ def _print_answer(call: Invocation, host: str, what: str, answer: JsonObject, wa
 
 @click.command("confirm-down")
 @host_argument
+@preview_options
 @service_command
-def confirm_down(call: Invocation, host: str) -> None:
+def confirm_down(call: Invocation, host: str, dry_run: bool) -> None:
     """Confirm that a host is down: its VMs may start elsewhere.
 
     Use it for a host that does not answer, and only if you know that it is off: a VM that still runs there would
     run twice and damage its disks. `forewarn repair` takes it back.
 
     \f
-    `host` is the name, ignoring letter case, of a host that has failed or does not answer the hypervisor. Does not ask
-    for confirmation. Prints that its VMs may be started elsewhere. Raises NotFound, or Refused for any other host or
-    one already confirmed.
+    `host` is the name, ignoring letter case, of a host that has failed or does not answer the hypervisor. Prints that
+    its VMs may be started elsewhere. Raises NotFound, or Refused for any other host or one already confirmed.
     """
+    if dry_run:
+        show_preview(call, call.api.post("hosts", host, "confirm-down", "preview"))
+        return
     view = call.api.post("hosts", host, "confirm-down")
     if call.output.as_json:
         call.output.print_json(view)

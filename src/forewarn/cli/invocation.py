@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from forewarn.cli.api_client import ApiClient
+from forewarn.cli.api_client import ApiClient, JsonObject
 from forewarn.cli.credentials import Profile, ProfileFile, resolve_profile
 from forewarn.cli.output import Output
 from forewarn.cli.service_address import RemoteSelection, data_directory, select_remote_service
@@ -41,6 +41,7 @@ class Invocation:
         self.given_data: str | None = None  # --data
         self.given_server = ""  # --server
         self.given_profile = ""  # --profile
+        self.is_confirmed = False  # --yes
         self._is_local = False  # after `require_local`
 
     @property
@@ -100,11 +101,31 @@ class Invocation:
         Raises Rejected, NotFound or Unauthenticated if no profile can be chosen for a remote service, as
         `remote_profile` does. Does not check that the service runs.
         """
+        confirm = None if self.is_confirmed else self._confirm
         if self.remote_profile is not None:
-            return ApiClient(RemoteTransport(self.remote_profile))
+            return ApiClient(RemoteTransport(self.remote_profile), confirm)
         is_signed_in = self.profiles.path.exists() and not self._is_local
         extra_remedy = ", or choose a remote one with --profile" if is_signed_in else ""
-        return ApiClient(LocalTransport(self.data, given_data=self.given_data, extra_remedy=extra_remedy))
+        return ApiClient(LocalTransport(self.data, given_data=self.given_data, extra_remedy=extra_remedy), confirm)
+
+    def _confirm(self, preview: JsonObject) -> None:
+        from forewarn.cli.request_output import confirm_preview  # imports this module
+
+        confirm_preview(self, preview)
+
+    def confirm(self, question: str, what: str) -> None:
+        """Ask the person at the terminal; exits with 1 if they decline. With --yes, do not call this.
+
+        `what` says what would happen, for the refusal where nobody can be asked: without a terminal, and with --json.
+        """
+        if self.as_json or not sys.stdin.isatty():
+            raise Rejected(
+                f"nothing was changed, because a person has to confirm this ({what}): "
+                "use --yes to do it, or --dry-run to see what it would do"
+            )
+        if not click.confirm(question, err=True):
+            self.output.print_error("nothing was changed")
+            raise click.exceptions.Exit(1)
 
     def require_local(self, command: str) -> None:
         """Select the local service for this run, even if the environment selects a remote one.
@@ -119,6 +140,10 @@ class Invocation:
 
 def _store_json_flag(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.ensure_object(Invocation).as_json |= value
+
+
+def _store_yes_flag(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.ensure_object(Invocation).is_confirmed |= value
 
 
 def _store_data_option(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -138,6 +163,9 @@ def _store_profile_option(ctx: click.Context, _: click.Parameter, value: str | N
 
 json_option = click.option(
     "--json", is_flag=True, expose_value=False, callback=_store_json_flag, help="Print the answer as JSON."
+)
+yes_option = click.option(
+    "--yes", is_flag=True, expose_value=False, callback=_store_yes_flag, help="Do it without asking."
 )
 data_option = click.option(
     "--data",

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from forewarn.cli.completion import vm_names
 from forewarn.cli.invocation import Invocation, duration, non_empty_name, service_command
 from forewarn.cli.request_output import (
-    dry_run_option,
+    preview_options,
     show_events,
     show_preview,
     show_receipt,
@@ -42,7 +42,7 @@ short_notice_option = click.option(
 
 
 def _request_options(function: CommandCallback) -> CommandCallback:
-    for option in (wait_option, dry_run_option, short_notice_option, notice_option, vms_argument):
+    for option in (wait_option, preview_options, short_notice_option, notice_option, vms_argument):
         function = option(function)
     return function
 
@@ -89,13 +89,15 @@ def _send_maintenance_request(
 def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Restart VMs, with notice.
 
+    Where no VM of the scope has polled for a day, scheduled events are disabled, and VMs restart at once. A production
+    service shows which VMs these are, and asks first.
+
     \f
     `vms` are names, `group/name` or keys, ignoring letter case. Sends the request `restart` and prints its events.
     `options` has wait (follow it to its end), notice_s (seconds of lab time; None: the default; 0 needs short_notice),
-    short_notice (allow less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). A VM whose
-    scope has scheduled events disabled, as after a day without polls, restarts at once. All VMs or none: NotFound for
-    an unknown one, Refused if the state of one forbids it, Rejected for a wrong notice. Returns the exit code: 1 if it
-    was followed and did not succeed (it failed or was canceled), else 0.
+    short_notice (allow less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). All VMs or
+    none: NotFound for an unknown one, Refused if the state of one forbids it, Rejected for a wrong notice. Returns the
+    exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
     """
     return _send_maintenance_request(call, "restart", vms, **options)
 
@@ -105,6 +107,9 @@ def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
 @service_command
 def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Move VMs to another host, with notice.
+
+    Where no VM of the scope has polled for a day, scheduled events are disabled, and VMs move at once. A production
+    service shows which VMs these are, and asks first.
 
     \f
     `vms` are names, `group/name` or keys, ignoring letter case. Sends the request `redeploy` and prints its events.
@@ -124,6 +129,8 @@ def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
 def evict(call: Invocation, vms: tuple[str, ...], recommend: bool, **options: Any) -> int:
     """Evict Spot VMs, with 30 seconds of notice.
 
+    A production service shows what would happen, and asks first.
+
     \f
     Sends the request `evict` and prints its events; with `recommend` it sends instead the request
     `recommend-rebalance`, a SpotRebalanceRecommendation, which is Refused without the setting preview_versions. `vms`
@@ -141,6 +148,9 @@ def evict(call: Invocation, vms: tuple[str, ...], recommend: bool, **options: An
 @service_command
 def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: Any) -> int:
     """Delete VMs, with notice where that is enabled.
+
+    VMs without terminate notification, and VMs in a scope in which no VM has polled for a day, are deleted at once. A
+    production service shows what would happen, and asks first.
 
     \f
     `vms` are names, `group/name` or keys, ignoring letter case. Sends the request `delete`, or with `scale_in` the
@@ -177,11 +187,13 @@ def _complete_power_arguments(ctx: click.Context, param: click.Parameter, incomp
     required=True,
     shell_complete=_complete_power_arguments,
 )
-@dry_run_option
+@preview_options
 @wait_option
 @service_command
 def power(call: Invocation, words: tuple[str, ...], wait: bool, dry_run: bool) -> int:
     """Turn VMs off or on, deallocate, reapply, reimage.
+
+    A production service asks before it interrupts a VM.
 
     \f
     `words` are VMs (names, `group/name` or keys), then one of off, start, deallocate, reapply and reimage; raises

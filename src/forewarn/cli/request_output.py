@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import click
@@ -22,12 +23,28 @@ from forewarn.cli.formatting import (
     status_text,
     waiting_reason,
 )
-from forewarn.cli.invocation import Invocation
+from forewarn.cli.invocation import CommandFunction, Invocation, yes_option
 from forewarn.cli.output import Cell, bold, dim, join_text
 
 _MAX_EVENTS_SHOWN = 40  # in text; --json shows all
 
-dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would happen, and change nothing.")
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would happen, and change nothing.")
+
+
+def preview_options(function: CommandFunction) -> CommandFunction:
+    """Add --dry-run, as `dry_run`, and --yes to a command whose change the API can preview."""
+    return _dry_run_option(yes_option(function))
+
+
+def confirm_preview(call: Invocation, preview: JsonObject) -> None:
+    """Show the preview of a change on a production service, and ask whether to make it."""
+    what = preview["confirm"][0].removesuffix(".")
+    if call.output.is_terminal:
+        _print_preview(call, preview, join_text(f"This would happen on the production service {call.api.location}:"))
+    elif not call.output.as_json and sys.stdin.isatty():  # the answer goes to a file, the question to the terminal
+        for sentence in preview["confirm"]:
+            call.output.print_note(sentence)
+    call.confirm("Do it?", what)
 
 
 def show_preview(call: Invocation, view: JsonObject) -> None:
@@ -39,7 +56,11 @@ def show_preview(call: Invocation, view: JsonObject) -> None:
     if call.output.as_json:
         call.output.print_json(view)
         return
-    call.output.print_line(bold("Nothing was changed."), " This would happen:")
+    _print_preview(call, view, join_text(bold("Nothing was changed."), " This would happen:"))
+
+
+def _print_preview(call: Invocation, view: JsonObject, title: Text) -> None:
+    call.output.print_line(title)
     for sentence in view["sentences"]:
         call.output.print_line("  ", sentence)
     listed = [event for event in view["events"] if event["listed"]]

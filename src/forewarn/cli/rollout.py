@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import click
 from rich.console import Group, RenderableType
@@ -20,11 +20,13 @@ from forewarn.cli.formatting import (
     join_names,
     waiting_reason,
 )
-from forewarn.cli.invocation import Invocation, service_command
+from forewarn.cli.invocation import CommandFunction, Invocation, service_command
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text
+from forewarn.cli.request_output import preview_options, show_preview
 from forewarn.cli.standing_order import standing_order
 from forewarn.errors import Rejected
 
+CommandDecorator = Callable[[CommandFunction], CommandFunction]
 rollout_argument = click.argument("rollout_id", metavar="ROLLOUT", shell_complete=rollout_ids)
 _PAUSED_BUT_SCHEDULED = (
     "Scheduled events still start when approved or when their notice ends: withdraw them, or abort the rollout."
@@ -77,11 +79,15 @@ def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
     return 0
 
 
-def _add_steering_command(verb: str, text: str) -> None:
+def _add_steering_command(verb: str, text: str, options: CommandDecorator = lambda function: function) -> None:
     @rollout.command(verb, help=text)
     @rollout_argument
+    @options
     @service_command
-    def change(call: Invocation, rollout_id: str) -> None:
+    def change(call: Invocation, rollout_id: str, dry_run: bool = False) -> None:
+        if dry_run:
+            show_preview(call, call.api.post("rollouts", rollout_id, verb, "preview"))
+            return
         view = call.api.post("rollouts", rollout_id, verb)
         if call.output.as_json:
             call.output.print_json(view)
@@ -120,7 +126,7 @@ def _progress_line(view: JsonObject) -> Text:
 
 _add_steering_command("pause", "Pause a rollout; events that are already scheduled go on.")
 _add_steering_command("resume", "Resume a paused rollout.")
-_add_steering_command("abort", "Abort a rollout, and withdraw its events that have not started.")
+_add_steering_command("abort", "Abort a rollout, and withdraw its events that have not started.", preview_options)
 
 
 @rollout.command()

@@ -14,7 +14,7 @@ from forewarn.cli.formatting import count_noun, local_time
 from forewarn.cli.invocation import Invocation, duration, service_command
 from forewarn.cli.output import Cell, bold, dim, join_text
 from forewarn.cli.request import short_notice_option, wait_option
-from forewarn.cli.request_output import dry_run_option
+from forewarn.cli.request_output import preview_options
 from forewarn.cli.rollout import print_rollout, rollout, rollout_title, wait_for_rollout
 from forewarn.core.rollout_file import parse_deadline
 from forewarn.errors import Rejected
@@ -91,7 +91,7 @@ def _rollout_options(command: _Command) -> _Command:
 @click.option(
     "--file", "file", type=click.Path(dir_okay=False), metavar="FILE", help="Read the whole rollout from this file."
 )
-@dry_run_option
+@preview_options
 @wait_option
 @service_command
 def start(call: Invocation, wait: bool, dry_run: bool, path: str | None, file: str | None, **options: Any) -> int:

@@ -12,7 +12,7 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,9 @@ class LocalTransport:
         """Where the service is, `in DIRECTORY`, to complete the sentence "the service …"."""
         return f"in {self._data}"
 
-    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
+    def send(
+        self, method: str, target: str, payload: bytes | None, timeout_s: float, headers: Mapping[str, str]
+    ) -> HttpAnswer:
         """Send one request over a new connection, and return the answer, even one with an error status.
 
         `method` is the HTTP method, `target` the path and query, `payload` the JSON body (None for none). Raises
@@ -51,7 +53,7 @@ class LocalTransport:
         seconds of real time, OSError or HTTPException if the connection fails later.
         """
         connection = _UnixSocketConnection(self._data, self._not_running, timeout_s)
-        return send_request(connection, method, target, payload, {})
+        return send_request(connection, method, target, payload, headers)
 
     def _not_running(self) -> ServiceNotRunning:
         start = start_command(self._data, self._given_data)
@@ -236,7 +238,9 @@ class RemoteTransport:
         """Where the service is, `at URL`, to complete the sentence "the service …"."""
         return f"at {self._server}"
 
-    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
+    def send(
+        self, method: str, target: str, payload: bytes | None, timeout_s: float, headers: Mapping[str, str]
+    ) -> HttpAnswer:
         """Send one request with a valid token; return the answer, even one with an error status.
 
         `method` is the HTTP method, `target` the path and query, `payload` the JSON body (None for none). Signs in
@@ -248,10 +252,10 @@ class RemoteTransport:
         """
         known = self._valid_token()
         token = known or self._fetch_token(timeout_s)
-        answer = self._send_with_token(method, target, payload, token, timeout_s)
+        answer = self._send_with_token(method, target, payload, token, timeout_s, headers)
         if answer.status == _STATUS_UNAUTHENTICATED and known is not None:
             # A 401 means nothing was done, so the request may be repeated: the server may have a new signing key.
-            answer = self._send_with_token(method, target, payload, self._fetch_token(timeout_s), timeout_s)
+            answer = self._send_with_token(method, target, payload, self._fetch_token(timeout_s), timeout_s, headers)
         return answer
 
     def _valid_token(self) -> BearerToken | None:
@@ -265,10 +269,16 @@ class RemoteTransport:
         return self._token
 
     def _send_with_token(
-        self, method: str, target: str, payload: bytes | None, token: BearerToken, timeout_s: float
+        self,
+        method: str,
+        target: str,
+        payload: bytes | None,
+        token: BearerToken,
+        timeout_s: float,
+        headers: Mapping[str, str],
     ) -> HttpAnswer:
-        headers = {"Authorization": f"Bearer {token.text}"}
-        return send_request(self._open_connection(self._server, timeout_s), method, target, payload, headers)
+        connection = self._open_connection(self._server, timeout_s)
+        return send_request(connection, method, target, payload, {**headers, "Authorization": f"Bearer {token.text}"})
 
     def _open_connection(self, server: ServerAddress, timeout_s: float) -> http.client.HTTPConnection:
         return _TlsConnection(server, _tls_context(self._profile.ca, also_system=server != self._server), timeout_s)

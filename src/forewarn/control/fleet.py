@@ -95,6 +95,10 @@ class FleetService:
         else:
             await retry_on_conflict(attempt, "the fleet")
 
+    async def check_change(self, change: FleetChange) -> None:
+        """Raise what `apply_change` would raise for this change now; changes nothing."""
+        await self._change_commit(change, "")
+
     def versions(self) -> FleetVersions:
         """Return the versions of all scopes and hosts now, for `decided_on` of a change that is decided now.
 

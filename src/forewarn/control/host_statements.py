@@ -41,15 +41,7 @@ class HostStatementService:
         """
 
         async def attempt() -> Host:
-            host = self._find_host(host_name)
-            if host.confirmed_down:
-                raise Refused(f"host {host.name!r} is confirmed down already", Remedy.REPAIR_HOST, host=host.name)
-            if host.health is not HostHealth.FAILED and host.name not in self._unreachable_hosts():
-                raise Refused(
-                    f"host {host.name!r} is {host.health} and no act waits for it, so it cannot be confirmed down",
-                    Remedy.FAIL_HOST,
-                    host=host.name,
-                )
+            host = self.check_confirm_down(host_name)
             confirmed = replace(host, confirmed_down=True)
             text = f"host {host.name} confirmed down by {who}: its VMs may be started elsewhere"
             entry = HistoryEntry(
@@ -59,3 +51,16 @@ class HostStatementService:
             return confirmed
 
         return await retry_on_conflict(attempt, f"host {host_name!r}")
+
+    def check_confirm_down(self, host_name: str) -> Host:
+        """Return the host if `confirm_down` would accept it now."""
+        host = self._find_host(host_name)
+        if host.confirmed_down:
+            raise Refused(f"host {host.name!r} is confirmed down already", Remedy.REPAIR_HOST, host=host.name)
+        if host.health is not HostHealth.FAILED and host.name not in self._unreachable_hosts():
+            raise Refused(
+                f"host {host.name!r} is {host.health} and no act waits for it, so it cannot be confirmed down",
+                Remedy.FAIL_HOST,
+                host=host.name,
+            )
+        return host

@@ -129,11 +129,8 @@ class RolloutRequestService:
         """
 
         async def attempt() -> MaintenanceRequest:
-            request = self.find(request_id)
+            request = self.check_state_change(request_id, progress)
             assert request.rollout is not None
-            state = request.rollout.progress
-            if state not in _STATES_BEFORE[progress]:
-                raise Refused(f"rollout {request.id} is {_state_change_error(state, progress)}")
             what, verb = _STATE_CHANGE_ENTRIES[progress]
             why = f"{who} ended it" if progress is RolloutState.ABORTED else ""
             rollout = replace(request.rollout, progress=progress, why=why, unclear="")
@@ -149,6 +146,15 @@ class RolloutRequestService:
         # Publications before it are stored, later ones see it. Retries keep the lock: else each would wait for a batch.
         async with self._transactions.publication_lock:
             return await retry_on_conflict(attempt, f"rollout {request_id}")
+
+    def check_state_change(self, request_id: str, progress: RolloutState) -> MaintenanceRequest:
+        """Return the rollout's request if its state allows this change, which `change_state` makes."""
+        request = self.find(request_id)
+        assert request.rollout is not None
+        state = request.rollout.progress
+        if state not in _STATES_BEFORE[progress]:
+            raise Refused(f"rollout {request.id} is {_state_change_error(state, progress)}")
+        return request
 
     def find(self, request_id: str) -> MaintenanceRequest:
         """Return the rollout's request by its full id, ignoring letter case and blanks around it.

@@ -30,6 +30,7 @@ class Verb(StrEnum):
 
 
 VERBS_LEAVING_HOST = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})  # after these a VM is on no host
+VERBS_WITHOUT_OUTAGE = frozenset({Verb.START, Verb.REAPPLY})  # a running VM goes on running
 
 
 def verb_noun(verb: str) -> str:

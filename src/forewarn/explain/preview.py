@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from forewarn.core.cause import CAUSE_RULES, verb_noun
+from forewarn.core.cause import CAUSE_RULES, VERBS_WITHOUT_OUTAGE, Cause, Verb, verb_noun
 from forewarn.core.event import Event
 from forewarn.core.request import PlannedEvent
 from forewarn.duration import duration_text
@@ -18,6 +18,13 @@ from forewarn.explain.rollout_plan import PlannedWave
 from forewarn.wording import first_names
 
 _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
+# What a verb takes away for good, whatever the notice.
+_LOSSES = {
+    Verb.DELETE: "Deleted VMs and their data cannot be brought back.",
+    Verb.EVICT: "Each VM is taken away: it is deallocated, or deleted with its disks if its eviction policy says so.",
+    Verb.REIMAGE: "The data on the disk of each VM is lost and cannot be brought back.",
+    Verb.DEALLOCATE: "Each VM stops without notice, leaves its host and loses its temporary disk.",
+}
 
 
 class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +62,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     is_cut: bool  # the preview does not reach the end: more events may follow than are listed here
     sentences: tuple[str, ...]  # the summary for people
     rollout_waves: tuple[PlannedWave, ...] = ()  # of a rollout: its waves, with latest times; () for other requests
+    # Those of the sentences that a person confirms first: VMs are interrupted at once, or what is lost for good.
+    confirm: tuple[str, ...] = ()
 
 
 def preview_from_events(
@@ -77,7 +86,19 @@ def _preview(
     ends = [event.over_at for event in events if event.over_at is not None]
     over_at = max(ends, default=now) if is_over else None
     sentences = (*_sentences(events, now=now, vms=vms, over_at=over_at), *skipped)
-    return Preview(now=now, events=events, vms=vms, over_at=over_at, is_cut=not is_over, sentences=sentences)
+    confirm = (
+        *_immediate_sentences([event for event in events if event.verb not in VERBS_WITHOUT_OUTAGE]),
+        *_without_notice_sentences(events),
+        *_loss_sentences(events),
+    )
+    return Preview(
+        now=now, events=events, vms=vms, over_at=over_at, is_cut=not is_over, sentences=sentences, confirm=confirm
+    )
+
+
+def preview_to_confirm(now: float, *sentences: str) -> Preview:
+    """Return the preview of a change without events, which a person confirms first."""
+    return Preview(now=now, events=(), vms=0, over_at=now, is_cut=False, sentences=sentences, confirm=sentences)
 
 
 def _from_event(event: Event, wave: int) -> PreviewedEvent:
@@ -130,6 +151,7 @@ def _sentences(events: Sequence[PreviewedEvent], *, now: float, vms: int, over_a
     listed = [event for event in events if event.listed]
     yield from _published_sentences(listed, vms, is_over=over_at is not None)
     yield from _replacement_sentences(events)
+    yield from _loss_sentences(events)
     if over_at is not None and listed:
         done = f"f every act takes its usual time, everything is done in {duration_text(over_at - now)}"
         # Approvals matter only to events that wait for the end of their notice.
@@ -146,10 +168,12 @@ def _immediate_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
         if event.listed:
             continue
         reasons.setdefault((event.verb, event.note), []).extend(event.vms)
-    for (verb, why), names in list(reasons.items())[:_MAX_LISTED_REASONS]:
+    listed, others = list(reasons.items())[:_MAX_LISTED_REASONS], list(reasons.values())[_MAX_LISTED_REASONS:]
+    for (verb, why), names in listed:
         yield f"{verb_noun(verb)} of {first_names(names)} at once, without an event: {why}."
-    if len(reasons) > _MAX_LISTED_REASONS:
-        yield f"Other VMs are affected at once for {len(reasons) - _MAX_LISTED_REASONS} more reasons."
+    if others:
+        named = first_names([name for names in others for name in names])
+        yield f"Other VMs are affected at once for {_counted(len(others), 'more reason')}: {named}."
 
 
 def _published_sentences(events: Sequence[PreviewedEvent], vms: int, *, is_over: bool) -> Iterator[str]:
@@ -169,8 +193,21 @@ def _published_sentences(events: Sequence[PreviewedEvent], vms: int, *, is_over:
 
 
 def _without_notice_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
-    if immediate := sum(event.listed and event.starts_at == event.published_at for event in events):
-        yield f"{_counted(immediate, 'event')} start{'s' if immediate == 1 else ''} at once, without notice."
+    if immediate := [event for event in events if event.listed and _starts_at_once(event)]:
+        names = first_names(list(dict.fromkeys(name for event in immediate for name in event.vms)))
+        why = "; ".join(dict.fromkeys(event.note for event in immediate if event.note))
+        start = f"{_counted(len(immediate), 'event')} start{'s' if len(immediate) == 1 else ''}"
+        yield f"{start} at once, without notice: {names}{f' ({why})' if why else ''}."
+
+
+def _starts_at_once(event: PreviewedEvent) -> bool:
+    # A notice of 0 ends with the second in which the event is published.
+    return event.starts_at is not None and event.starts_at - event.published_at < 1
+
+
+def _loss_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
+    verbs = dict.fromkeys(Verb(event.verb) for event in events if CAUSE_RULES[Cause(event.cause)].has_impact)
+    return (_LOSSES[verb] for verb in verbs if verb in _LOSSES)
 
 
 def _replacement_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
