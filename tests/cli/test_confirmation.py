@@ -22,6 +22,7 @@ NOT_ASKED = [
     ("restart", "db-0"),
     ("redeploy", "db-0"),
     ("degrade", "h3"),
+    ("power", "web", "reapply"),
     ("fleet", "add-host", "h4", "--location", "x"),
 ]
 
