@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.tomlfile import TomlPath, index_lines
+from forewarn.tomlfile import InvalidToml, TomlPath, index_lines, load_toml
 
 TRICKY = '''# [[vms]] in a comment
 title = "a # b" # and [x] after it
@@ -219,3 +219,35 @@ def test_every_path_of_a_random_document_has_the_line_where_it_is_written(data: 
 
     assert lines.paths() == paths_of(data)
     assert {path: lines.line_of(path) for path in writer.lines} == writer.lines
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a{'.b' * 16} = 1",
+        f"[a{' . b' * 16}]",
+        f"[[a{'.b' * 16}]]",
+        "x = { 'a'" + '."b"' * 16 + " = 1 }",
+        "\n".join(f"k{n}{'.a' * 50_000} = 1" for n in range(100)),
+    ],
+    ids=["key", "table", "list of tables", "inline table", "many"],
+)
+def test_a_key_with_many_parts_is_rejected_before_it_is_parsed(text: str) -> None:
+    with pytest.raises(InvalidToml) as raised:
+        load_toml(text)
+    assert raised.value.line == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a = 'x{'.b' * 40}'",
+        f'a = "x{".b" * 40}" # c{".d" * 40}',
+        f'a = """\nx{".b" * 40} = "1\n"""\nb = \'\'\'{"a." * 40}\'\'\'',
+        f"a{'.b' * 15} = 1.5",
+        f"a = [{'1.5, ' * 40}]\nb = [{'2026-01-01T00:00:00.5Z, ' * 40}]",
+        TRICKY,
+    ],
+)
+def test_dots_in_texts_comments_and_numbers_are_no_parts_of_a_key(text: str) -> None:
+    assert load_toml(text)

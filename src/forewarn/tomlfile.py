@@ -1,4 +1,4 @@
-"""Finds the line of a TOML text on which a table or key is written, for error messages.
+"""Reads TOML of users within limits, and finds the line on which a table or key is written, for error messages.
 
 `tomllib` does not report lines of valid text. A path leads to a value of the parsed data: `("vms", 3, "tags",
 "team")`. The scanner expects text that `tomllib` or `tomli` has accepted; it follows the structure and skips
@@ -7,9 +7,13 @@ everything else.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from bisect import bisect_left
+from typing import Any
+
+import tomli
 
 TomlPath = tuple[str | int, ...]  # keys of tables and indexes of arrays
 
@@ -29,6 +33,75 @@ _BARE_VALUE = re.compile(r"[^,\]}#\n]+")
 _SIMPLE_LINE = re.compile(
     r"""([A-Za-z0-9_-]+)[ \t]*=[ \t]*(?:"[^"\\\n]*"|'[^'\n]*'|[^\s"'\[{#][^\n#]*)[ \t]*(?:#[^\n]*)?(?:\n|\Z)"""
 )
+
+
+MAX_KEY_PARTS = 16
+_MAX_CHARACTERS = 10_000  # of one text
+_PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+# Strings and comments are matched so that what is in them counts as no key, bare words so that none is read twice.
+_LONG_KEY = re.compile(
+    r'"""(?:\\.|[^\\])*?"""'
+    r"|'''.*?'''"
+    r"|#[^\n]*+"
+    rf"|(?P<key>{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_KEY_PARTS}}})"
+    rf"|{_PART}",
+    re.DOTALL,
+)
+_LONG_NUMBER = re.compile(r"[0-9][0-9_]{999}")
+
+
+class InvalidToml(ValueError):
+    """A text that is not TOML, or beyond the limits of `load_toml`; `line` counts from 1."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def load_toml(text: str) -> dict[str, Any]:
+    """Return the data of a TOML text that a user has sent, or raise InvalidToml.
+
+    Keys have at most MAX_KEY_PARTS parts, because a parser needs memory for each beginning of a dotted key. Whole
+    numbers have at most 63 bits, other numbers are finite, and texts have at most 10,000 characters.
+    """
+    for found in _LONG_KEY.finditer(text):
+        if found["key"]:
+            line = text.count("\n", 0, found.start()) + 1
+            raise InvalidToml(f"a key has more than {MAX_KEY_PARTS} parts", line)
+    try:
+        data = tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        raise InvalidToml(
+            f"this is not TOML ({str(error).partition(' (at')[0]})", error_line(str(error), text)
+        ) from error
+    except ValueError as error:  # of `int`, which takes 4,300 digits
+        found_number = _LONG_NUMBER.search(text)
+        line = text.count("\n", 0, found_number.start()) + 1 if found_number else 1
+        raise InvalidToml("a number has too many digits", line) from error
+    except RecursionError as error:
+        raise InvalidToml("values are nested too deeply", 1) from error
+    _require_values_within_limits(data, text)
+    return data
+
+
+def _require_values_within_limits(data: dict[str, Any], text: str) -> None:
+    waiting: list[tuple[TomlPath, Any]] = [((), data)]
+    while waiting:
+        path, value = waiting.pop()
+        problem = ""
+        if isinstance(value, dict):
+            waiting += [((*path, key), item) for key, item in value.items()]
+        elif isinstance(value, list):
+            waiting += [((*path, number), item) for number, item in enumerate(value)]
+        elif isinstance(value, str) and len(value) > _MAX_CHARACTERS:
+            problem = f"the text is longer than {_MAX_CHARACTERS:,} characters"
+        elif isinstance(value, int) and value.bit_length() > 63:
+            problem = "the number has too many digits"
+        elif isinstance(value, float) and not math.isfinite(value):
+            problem = "the number is not finite"
+        if problem:
+            name = next((f"{part}: " for part in reversed(path) if isinstance(part, str)), "")
+            raise InvalidToml(f"{name}{problem}", index_lines(text).line_of(path))
 
 
 class TomlLineIndex:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,43 @@ def test_every_route_is_described_with_its_right() -> None:
     found = {key: one["x-forewarn-right"] for key, one in operations().items()}
     assert found == {(line.method, openapi_path(line.path)): line.right for line in ROUTES}
     assert all(one["summary"].endswith(".") and one["description"] for one in operations().values())
+
+
+def test_every_text_number_and_list_of_a_body_or_query_has_limits() -> None:
+    given = [
+        (f"{method} {path}", schema)
+        for (method, path), one in operations().items()
+        for schema in (
+            *(content["schema"] for content in one.get("requestBody", {}).get("content", {}).values()),
+            *(parameter["schema"] for parameter in one.get("parameters", ()) if parameter["in"] == "query"),
+        )
+    ]
+    assert len(given) > 40
+    assert {found for where, schema in given for found in unlimited(schema, where)} == set()
+
+
+def unlimited(schema: Any, where: str) -> Iterator[str]:
+    """Yields the places in a schema where a value of any length or size is accepted."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        yield from unlimited(DESCRIBED["components"]["schemas"][name], name)
+    for option in schema.get("anyOf", ()):
+        yield from unlimited(option, where)
+    for name, part in schema.get("properties", {}).items():
+        yield from unlimited(part, f"{where}.{name}")
+    wanted: dict[str, list[str]] = {
+        "string": ["maxLength"],
+        "integer": ["minimum", "maximum"],
+        "number": ["minimum", "maximum"],
+        "array": ["maxItems"],
+        "object": ["properties"] if "properties" in schema else ["maxProperties", "additionalProperties"],
+    }
+    present = {name.replace("exclusiveM", "m") for name in schema}
+    if "enum" not in schema and not set(wanted.get(schema.get("type", ""), ())) <= present:
+        yield where
+    for part in (schema.get("items"), schema.get("additionalProperties")):
+        if isinstance(part, dict):
+            yield from unlimited(part, f"{where}[]")
 
 
 def test_every_operation_has_an_id_of_its_own() -> None:

@@ -116,22 +116,50 @@ DIGITS = "9" * 5000
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ({"everything": True, "canary": DIGITS}, "a canary with 5000 digits is too large: give at most 9 digits"),
+        ({"everything": True, "canary": DIGITS[:500]}, "a canary with 500 digits is too large: give at most 9 digits"),
+        ({"everything": True, "canary": DIGITS}, "canary: Expected 'str' of length <= 800"),
+        ({"everything": True, "max_failures": 10**10}, "max_failures: Expected 'int' <= 1000000000"),
+        ({"everything": True, "shares": [1e-300]}, "has a share of 1e-300 %: give 0.01 to 100"),
+        ({"everything": True, "checks": [ACTS | {"condition": "< 1e999"}]}, "'< 1e999' is not a condition"),
         (
             {"everything": True, "waves": [{"name": "all", "vms": 10**9}]},
             "the VMs of wave 'all' are too many: give a number of at most 9 digits",
         ),
         (
             {"file": f"[rollout]\neverything = true\n[[waves]]\nvms = {DIGITS}\n"},
-            "a number of the rollout file has too many digits: give a shorter one",
+            "line 4 of the rollout file: a number has too many digits",
+        ),
+        (
+            {"file": f"[rollout]\neverything = true\nmax_failures = 0x{'f' * 100_000}\n"},
+            "line 3 of the rollout file: max_failures: the number has too many digits",
+        ),
+        (
+            {"file": "[rollout]\neverything = true\nmax_failures = 10000000000\n"},
+            "line 3 of the rollout file: max_failures is 10000000000, which is not possible",
+        ),
+        (
+            {"file": "[rollout]\neverything = true\n[[waves]]\nshare = inf\n"},
+            "line 4 of the rollout file: share: the number is not finite",
+        ),
+        (
+            {"file": "[rollout]\neverything = true\n[[waves]]\nshare = 1e-300\n"},
+            "line 4 of the rollout file: wave 'canary' has a share of 1e-300 %",
+        ),
+        (
+            {"file": f"[rollout]\neverything = true\n[[waves]]\nvms = 1\nname = '{'x' * 900}'\n"},
+            "line 5 of the rollout file: name is 'xxxxxxxxxxxx...xxxxxxxxxxxxx', which is not possible",
+        ),
+        (
+            {"file": f"[rollout]\neverything = true\n[[checks]]\nname = 'x'\ncommand = {['a'] * 101}\n"},
+            "line 5 of the rollout file: command is ['a', 'a', 'a', 'a', 'a', 'a', ...], which is not possible",
         ),
         (
             {"file": f"[rollout]\neverything = true\n[[waves]]\nvms = {DIGITS[:40]}\n"},
-            "line 4 of the rollout file: the VMs of wave 'canary' are too many",
+            "line 4 of the rollout file: vms: the number has too many digits",
         ),
     ],
 )
-def test_a_number_with_too_many_digits_is_rejected(api: Any, body: dict[str, Any], problem: str) -> None:
+def test_a_number_or_text_beyond_its_limits_is_rejected(api: Any, body: dict[str, Any], problem: str) -> None:
     answer = api.call("POST", "/rollouts", body)
     assert answer.status == 400
     assert problem in answer.json["error"]["message"]

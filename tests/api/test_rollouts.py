@@ -174,3 +174,8 @@ def test_an_invalid_rollout_is_rejected(api: Any, body: Any, status: int, words:
 def test_a_request_that_is_not_a_rollout_is_not_found_as_one(api: Any) -> None:
     (event,) = api.restart_of("db")
     assert api.refused("GET", f"/rollouts/{event['request_id']}")[0] == 404
+
+
+def test_the_reason_of_a_hold_has_a_limit(api: Any) -> None:
+    assert api.call("POST", "/rollouts/hold", {"reason": "x" * 301}).status == 400
+    assert api.post("/rollouts/hold", {"reason": "x" * 300})["is_held"]

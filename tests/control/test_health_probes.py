@@ -87,6 +87,11 @@ def vector(*values: tuple[dict[str, str], str]) -> object:
     return {"status": "success", "data": {"resultType": "vector", "result": result}}
 
 
+def nested(depth: int) -> object:
+    """Text that is a list in a list, and so on: `json` cannot write that many."""
+    return f"[[{depth}]]"
+
+
 @pytest.mark.parametrize(
     ("status", "answer", "expected"),
     [
@@ -113,6 +118,11 @@ def vector(*values: tuple[dict[str, str], str]) -> object:
             {"status": "error", "errorType": "bad_data", "error": "parse error: unclosed left parenthesis"},
             CheckResult(CheckOutcome.ERROR, "Prometheus refused the query: parse error: unclosed left parenthesis"),
         ),
+        (
+            200,
+            {"status": "success", "data": {"resultType": "vector", "result": nested(5000)}},
+            CheckResult(CheckOutcome.ERROR, "Prometheus answered 200 without a result"),
+        ),
         (503, "overloaded", CheckResult(CheckOutcome.ERROR, "Prometheus answered 503 without a result")),
         (
             200,
@@ -124,7 +134,9 @@ def vector(*values: tuple[dict[str, str], str]) -> object:
 def test_the_answer_of_prometheus_decides(
     server: AnsweringServer, status: int, answer: object, expected: CheckResult
 ) -> None:
-    server.answer = ReceiverAnswer(status=status, body=json.dumps(answer).encode())
+    server.answer = ReceiverAnswer(
+        status=status, body=json.dumps(answer).replace('"[[5000]]"', "[" * 5000 + "]" * 5000).encode()
+    )
     check = HealthCheck(
         name="errors", kind=CheckKind.PROMETHEUS, url=server.receiver.url, query="sum(x)", condition="< 1", timeout_s=60
     )

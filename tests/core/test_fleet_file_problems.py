@@ -308,6 +308,20 @@ CASES = {
     "no name": ('[[vms]]\nsize = "x"', 4, "[[vms]] has no name", 'write name = "web-{n}" below it'),
     "table for a list of tables": ('[vms]\nname = "a"', 4, "vms is not a list of tables", "write [[vms]]"),
     "list of tables for a table": ('[[defaults]]\nsize = "x"', 4, "defaults is not a table", "write [defaults] once"),
+    "long number": (
+        f'[[vms]]\nname = "a"\ncount = 0x{"f" * 9999}',
+        6,
+        "the number has too many digits",
+        "correct that",
+    ),
+    "long text": (
+        f'[[vms]]\nname = "a"\nzone = "{"1" * 801}"',
+        6,
+        "is not text in quotes, not empty and",
+        "write zone",
+    ),
+    "infinite number": ('[[vms]]\nname = "a"\ncount = inf', 6, "count: the number is not finite", "correct that line"),
+    "long key": (f'[[vms]]\nname = "a"\ntags{".a" * 3000} = "x"', 6, "a key has more than 16 parts", "correct that"),
     "not TOML": ('[[vms]]\nname = "a\n', 5, "this is not TOML", "correct that line"),
     "key twice": ('[[vms]]\nname = "a"\nname = "b"', 6, "this is not TOML", "correct that line"),
 }

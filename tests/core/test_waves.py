@@ -132,7 +132,7 @@ def test_each_kind_of_target_covers_its_vms_and_has_words(target: dict[str, obje
 @pytest.mark.parametrize(
     ("waves", "path", "message"),
     [
-        ([WaveSpec(name="a", share=-1)], ("waves", 0, "share"), "wave 'a' has a share of -1 %: give more than 0"),
+        ([WaveSpec(name="a", share=-1)], ("waves", 0, "share"), "wave 'a' has a share of -1 %: give 0.01 to 100"),
         ([WaveSpec(name="a", share=101)], ("waves", 0, "share"), "has a share of 101 %"),
         ([WaveSpec(name="a", vms=-3)], ("waves", 0, "vms"), "wave 'a' has -3 VMs: give a number from 1 on"),
         ([WaveSpec(name="a", vms=1, tag="canary")], ("waves", 0, "tag"), "has several sizes"),

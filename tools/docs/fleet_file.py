@@ -132,9 +132,9 @@ def _section(name: str, struct: type[msgspec.Struct]) -> str:
 
 
 def _row(table: str, field: msgspec.structs.FieldInfo) -> str:
-    (meta,) = (meta for meta in get_args(field.type) if isinstance(meta, msgspec.Meta))
+    meta = get_args(field.type)[-1]  # those before it are limits
     (example,) = meta.examples or [""]
-    value = str(meta.description).removesuffix(", and not empty")
+    value = str(meta.description).partition(", not ")[0]
     if field.name not in ("availability_set", "scale_set", "cloud_service", "placement_group", "computer_name_prefix"):
         value += f", such as `{example}`"
     return f"| `{field.name}` | {value} | {_default(table, field)} | {_MEANINGS[field.name]} |"

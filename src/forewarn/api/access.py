@@ -9,12 +9,13 @@ from msgspec import Meta
 from forewarn.control.access import ClientCredentials, client_title
 from forewarn.core.access import ROLE_RIGHTS, Grant, RegisteredClient, Right, Role, client_principal, vm_principal
 from forewarn.core.fleet import Vm
+from forewarn.core.limits import NonEmptyText
 from forewarn.core.resource_ids import parse_resource_id, scale_set_resource_id, vm_resource_id
 from forewarn.core.scope import Scope
 from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.web.authentication import principal_for_claims
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import GROUP_PREFIX, HandlerCall, NonEmptyText, StrictBody
+from forewarn.web.request_parsing import GROUP_PREFIX, HandlerCall, StrictBody
 from forewarn.web.sign_in_links import sign_in_link_identity
 from forewarn.web.views import BaseView
 

@@ -10,12 +10,13 @@ from msgspec import Meta
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
 from forewarn.core.lifecycle import awaits_approval
+from forewarn.core.limits import Name, NonEmptyText, ResultLimit
 from forewarn.errors import Conflict, Rejected
 from forewarn.web.context import RequestContext
 from forewarn.web.errors import classify_error
 from forewarn.web.queries import event_lists_vm, events_on_host
 from forewarn.web.remedies import surface_of
-from forewarn.web.request_parsing import HandlerCall, NonEmptyText, ResultLimit, StrictBody
+from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.routing import named_event
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView, EventsInScopesView, EventsView, EventView
@@ -38,9 +39,9 @@ class SelectedEventsBody(StrictBody, frozen=True, kw_only=True):
     """
 
     ids: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # each counts once
-    vm: str = ""  # a name, `group/name` or key, present or removed; "": any, as for the two below
-    host: str = ""  # a name: events of work on the host, and scheduled events of the VMs that are on it now
-    rollout: str = ""  # an id or unique id prefix; unknown to callers who do not see everything
+    vm: Name = ""  # a name, `group/name` or key, present or removed; "": any, as for the two below
+    host: Name = ""  # a name: events of work on the host, and scheduled events of the VMs that are on it now
+    rollout: Name = ""  # an id or unique id prefix; unknown to callers who do not see everything
 
 
 class WithdrawEventsBody(SelectedEventsBody, frozen=True, kw_only=True):
@@ -77,10 +78,10 @@ class EventListQuery(StrictBody, frozen=True, kw_only=True):
     """
 
     all: bool = False  # past events too
-    vm: str = ""  # a name, `group/name` or key, present or removed; "": any, as for the three below
-    scope: str = ""  # an id or name, or the name of a VM in it
-    host: str = ""  # a name: events of work on the host or from or to it, and scheduled events of the VMs on it now
-    rollout: str = ""  # an id or unique id prefix; unknown to callers who do not see everything
+    vm: Name = ""  # a name, `group/name` or key, present or removed; "": any, as for the three below
+    scope: Name = ""  # an id or name, or the name of a VM in it
+    host: Name = ""  # a name: events of work on the host or from or to it, and scheduled events of the VMs on it now
+    rollout: Name = ""  # an id or unique id prefix; unknown to callers who do not see everything
     limit: ResultLimit = 1000  # from 1 to 1,000,000
 
 

@@ -15,11 +15,12 @@ from forewarn.core.fleet import Host, Vm
 from forewarn.core.fleet_diff import FleetDiff, HostChange, VmChange, diff_fleet
 from forewarn.core.fleetfile.problems import FleetFileProblem, InvalidFleetFile
 from forewarn.core.fleetfile.reader import DeclaredFleet, read_fleet_file
+from forewarn.core.limits import FleetFileText, Name, NonEmptyLongText, ResultLimit
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.errors import Forbidden, Refused, Rejected
 from forewarn.explain.preview import Preview, preview_to_confirm
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import HandlerCall, NonEmptyText, ResultLimit, StrictBody
+from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.view_builder import ViewBuilder, live_events_of_vm, vm_supervisor_view
 from forewarn.web.views import (
     FieldChangeView,
@@ -37,8 +38,8 @@ from forewarn.web.views import (
 class FleetFileBody(StrictBody, frozen=True, kw_only=True):
     """A fleet file to check, as text."""
 
-    text: str  # the content of the file, in TOML
-    source: NonEmptyText = "fleet.toml"  # the name of the file in messages; no file of this name is read
+    text: FleetFileText  # the content of the file, in TOML
+    source: NonEmptyLongText = "fleet.toml"  # the name of the file in messages; no file of this name is read
 
 
 class ApplyFleetBody(FleetFileBody, frozen=True, kw_only=True):
@@ -54,8 +55,8 @@ class FleetListQuery(StrictBody, frozen=True, kw_only=True):
     A VM must match both the scope and the host. The letter case of names and ids is ignored.
     """
 
-    scope: str = ""  # an id or name, or the name of a VM in it; "": every scope
-    host: str = ""  # a name; "": every host
+    scope: Name = ""  # an id or name, or the name of a VM in it; "": every scope
+    host: Name = ""  # a name; "": every host
     limit: ResultLimit | None = None  # None: all VMs
 
 

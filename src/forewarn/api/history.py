@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.limits import Number
 from forewarn.duration import duration_text
 from forewarn.errors import Rejected
 from forewarn.store.interface import AppliedCommit
@@ -23,7 +24,7 @@ _SCAN_LIMIT = 20_000  # entries read for one page of a caller who may not see al
 class PruneHistoryBody(StrictBody, frozen=True, kw_only=True):
     """Which history entries to delete: those that are older than this, in lab time."""
 
-    older_than_s: float  # seconds of lab time; 86400 (a day) or more
+    older_than_s: Number  # seconds of lab time; 86400 (a day) or more
 
 
 async def list_history(context: RequestContext, call: HandlerCall, query: HistoryEntriesQuery) -> HistoryView:

@@ -9,11 +9,12 @@ from forewarn.control.fleet import FleetChange
 from forewarn.control.scope_transactions import retry_on_conflict
 from forewarn.core.fleet import Host
 from forewarn.core.fleetfile.naming import plain_name_error
+from forewarn.core.limits import DurationSeconds, Name, NonEmptyText
 from forewarn.core.request import MaintenanceRequest
 from forewarn.errors import Refused, Rejected
 from forewarn.explain.preview import Preview, preview_to_confirm
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import DurationSeconds, HandlerCall, NonEmptyText, StrictBody
+from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import HostView, ReceiptView
 from forewarn.wording import first_names
@@ -24,7 +25,7 @@ class NewHost(StrictBody, frozen=True, kw_only=True):
 
     name: NonEmptyText  # at most 64 printable characters, without slashes, backslashes and braces, no blanks around it
     location: NonEmptyText  # such as westeurope
-    zone: str = ""  # "": none
+    zone: Name = ""  # "": none
 
 
 class DegradeHostBody(StrictBody, frozen=True, kw_only=True):

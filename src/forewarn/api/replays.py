@@ -7,11 +7,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from forewarn.core.limits import NonEmptyText, Number, WholeNumber
 from forewarn.core.replay_script import UploadedRecording
 from forewarn.core.request import MaintenanceRequest
 from forewarn.web.context import RequestContext
 from forewarn.web.lab_views import read_replays, replay_view
-from forewarn.web.request_parsing import HandlerCall, NonEmptyText
+from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.views import ReplayView
 
 
@@ -25,9 +26,10 @@ class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     vm: NonEmptyText  # a name, `group/name` or key
     recording: UploadedRecording
-    speed: float = 1.0  # 0.01 to 10000
-    loops: int = 1  # how often to replay it, 1 to 1000
-    map: dict[NonEmptyText, Annotated[str, Meta(min_length=1, max_length=200)]] = {}  # recorded name → name to show
+    speed: Number = 1.0  # 0.01 to 10000
+    loops: WholeNumber = 1  # how often to replay it, 1 to 1000
+    # Recorded name → name to show.
+    map: Annotated[dict[NonEmptyText, Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=10_000)] = {}
 
 
 class ReplaysView(msgspec.Struct, frozen=True, kw_only=True):

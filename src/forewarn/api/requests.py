@@ -12,11 +12,12 @@ from forewarn.control.control_plane import ControlPlane
 from forewarn.control.dry_run import dry_run_request
 from forewarn.core.faults import hide_faults
 from forewarn.core.fleet import Vm
+from forewarn.core.limits import DurationSeconds, NonEmptyText
 from forewarn.core.request import MaintenanceRequest, RequestedOperation
 from forewarn.core.resource_ids import vm_resource_id
 from forewarn.explain.preview import Preview
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import DurationSeconds, HandlerCall, NonEmptyText, StrictBody, reject_duplicates
+from forewarn.web.request_parsing import HandlerCall, StrictBody, reject_duplicates
 from forewarn.web.request_views import replaced_event_ids, request_events, request_status
 from forewarn.web.view_builder import ViewBuilder, request_view
 from forewarn.web.views import ReceiptView, RequestStatusView

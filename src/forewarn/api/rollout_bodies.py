@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from forewarn.api.rollout_checks import NewCheck, check_from_table, check_of
 from forewarn.core.access import Right
 from forewarn.core.health import MAX_CHECKS, CheckKind, HealthCheck, InvalidCheck, parse_condition
+from forewarn.core.limits import CalendarTexts, Count, DurationSeconds, Name, NonEmptyText, Number, WholeNumber
 from forewarn.core.request import Rollout, RolloutImpact, WaveSpec
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.core.rollout_file import RolloutFile, parse_deadline, read_rollout_file
@@ -20,7 +21,7 @@ from forewarn.core.waves import REST_WAVE, make_wave, make_waves
 from forewarn.core.windows import MaintenanceCalendar, check_count, make_calendar, parse_blackout, parse_window
 from forewarn.errors import Forbidden, Refused, Rejected, Remedy
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import DurationSeconds, NonEmptyText, StrictBody, reject_duplicates
+from forewarn.web.request_parsing import InvalidValue, StrictBody, convert_values, reject_duplicates
 
 _MAX_FILE_CHARACTERS = 200_000
 
@@ -32,9 +33,9 @@ class NewWave(StrictBody, frozen=True, kw_only=True):
     """
 
     name: NonEmptyText  # shown to people
-    vms: int | None = None  # how many, from 1
-    share: float | None = None  # percent of all VMs, above 0, at most 100
-    tag: str | None = None  # `name`, with any value, or `name=value`
+    vms: WholeNumber | None = None  # how many, from 1
+    share: Number | None = None  # percent of all VMs, above 0, at most 100
+    tag: Name | None = None  # `name`, with any value, or `name=value`
 
 
 class NewRollout(StrictBody, frozen=True, kw_only=True):
@@ -48,20 +49,20 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     """
 
     impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot
-    hosts: tuple[NonEmptyText, ...] = ()  # names
+    hosts: Annotated[tuple[NonEmptyText, ...], Meta(max_length=100_000)] = ()  # names
     all_hosts: bool = False  # every host that the fleet has now
-    scope: str = ""  # an id or name, or the name of a VM in it; "": none
-    tag: str = ""  # VMs with this tag: `name`, or `name=value`
-    location: str = ""  # VMs in this location, at least one, as with the tag
+    scope: Name = ""  # an id or name, or the name of a VM in it; "": none
+    tag: Name = ""  # VMs with this tag: `name`, or `name=value`
+    location: Name = ""  # VMs in this location, at least one, as with the tag
     everything: bool = False  # all VMs, also those that are added later
-    max_failures: Annotated[int, Meta(ge=0)] = 1  # failed VMs after which it stops; 0: never
+    max_failures: Count = 1  # failed VMs after which it stops; 0: never
     notice_s: DurationSeconds = 0  # lab time; 0: the minimum, 15 minutes
     short_notice: bool = False  # allow a notice below the minimum, which must then be in `notice_s`
-    windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
-    blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
-    deadline: float | None = None  # lab time from which windows no longer matter; None: they always do
-    canary: str = ""  # the first wave: a number of VMs such as `2`, or `tag=NAME` or `tag=NAME=VALUE`
-    shares: Annotated[tuple[float, ...], Meta(max_length=100)] = ()  # in percent of all VMs; the rest follows
+    windows: CalendarTexts = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
+    blackouts: CalendarTexts = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
+    deadline: Number | None = None  # lab time from which windows no longer matter; None: they always do
+    canary: Name = ""  # the first wave: a number of VMs such as `2`, or `tag=NAME` or `tag=NAME=VALUE`
+    shares: Annotated[tuple[Number, ...], Meta(max_length=100)] = ()  # in percent of all VMs; the rest follows
     waves: Annotated[tuple[NewWave, ...], Meta(max_length=101)] = ()  # instead of `canary` and `shares`
     settle_s: DurationSeconds = 0  # lab time between the end of a wave and the beginning of the next; at most 30 days
     checks: Annotated[tuple[NewCheck, ...], Meta(max_length=MAX_CHECKS)] = ()  # health checks, at most 20
@@ -199,41 +200,46 @@ def _with_targets(
 def _wanted_from_file(context: RequestContext, file: RolloutFile) -> WantedRollout:
     table = file.rollout
     with file.located("waves"):
-        waves = _with_rest(_wave_from_table(index, wave) for index, wave in enumerate(file.waves))
+        waves = _with_rest(_wave_from_table(file, index, wave) for index, wave in enumerate(file.waves))
     calendar = _calendar_from_file(file, context.now())
     checks = _checks_from_file(context, file)
     with file.located("rollout", "impact"):
         impact = _impact(table.get("impact", RolloutImpact.UPDATE))
-    with file.located("rollout", "max_failures"):
-        if table.get("max_failures", 1) < 0:
-            raise Rejected(f"max_failures is {table['max_failures']}: give 0 (never stop) or more")
     with file.located("rollout", "hold_if_unclear"):
         _require_checks_to_hold(table.get("hold_if_unclear", False), checks)
     with file.located("rollout", "short_notice"):
         if table.get("short_notice") and not table.get("notice"):
             raise Rejected("a short notice needs a length: give notice, too")
+    fields = {"settle_s" if key == "settle" else key: table[key] for key in _BODY_KEYS if key in table}
+    with _locating_values(file, "rollout"):
+        body = replace(convert_values(fields, NewRollout), impact=impact)
     key = next((key for key in ("hosts", "scope", "all_hosts") if key in table), "hosts")
-    names = {"hosts": tuple(table.get("hosts", ())), **{key: table[key] for key in _TARGET_KEYS if key in table}}
     with file.located("rollout", key):
-        body = NewRollout(
-            impact=impact,
-            max_failures=table.get("max_failures", 1),
-            settle_s=table.get("settle", 0),
-            hold_if_unclear=table.get("hold_if_unclear", False),
-            **names,
-        )
         rollout = replace(_with_targets(context, body, waves, calendar), checks=checks)
     return WantedRollout(
         rollout=rollout, notice_s=table.get("notice", 0), short_notice=table.get("short_notice", False), file=file
     )
 
 
-_TARGET_KEYS = ("all_hosts", "scope", "tag", "location", "everything")
+_TARGET_KEYS = ("hosts", "all_hosts", "scope", "tag", "location", "everything")
+_BODY_KEYS = (*_TARGET_KEYS, "max_failures", "settle", "hold_if_unclear")
 
 
-def _wave_from_table(index: int, wave: Any) -> WaveSpec:
-    name = wave.get("name") or ("canary" if index == 0 else f"wave {index + 1}")
-    return make_wave(index, name, wave.get("vms"), wave.get("share"), wave.get("tag"))
+@contextmanager
+def _locating_values(file: RolloutFile, *path: str | int) -> Iterator[None]:
+    """Add the line of the key to the error of a value that is beyond the limits of its field."""
+    try:
+        yield
+    except InvalidValue as error:
+        with file.located(*path, _KEYS_BY_FIELD.get(error.field, error.field)):
+            raise Rejected(str(error)) from error
+
+
+def _wave_from_table(file: RolloutFile, index: int, table: Mapping[str, Any]) -> WaveSpec:
+    name = table.get("name") or ("canary" if index == 0 else f"wave {index + 1}")
+    with _locating_values(file, "waves", index):
+        wave = convert_values({**table, "name": name}, NewWave)
+    return make_wave(index, wave.name, wave.vms, wave.share, wave.tag)
 
 
 def _checks_from_file(context: RequestContext, file: RolloutFile) -> tuple[HealthCheck, ...]:
@@ -255,13 +261,15 @@ def _checks_from_file(context: RequestContext, file: RolloutFile) -> tuple[Healt
 def _wrong_key(error: Rejected, table: Mapping[str, Any]) -> str:
     """Return the key of a table [[checks]] that an error is about, also one that is missing."""
     source = next((key for key in reversed(list(table)) if key in list(CheckKind)), "name")
+    if isinstance(error, InvalidValue):
+        return _KEYS_BY_FIELD.get(error.field, error.field)
     if not isinstance(error.__cause__, InvalidCheck):
         return source if table.get("name") else "name"  # an unknown figure, several sources, or an address or command
     field = error.__cause__.field
     return source if field == "url" else _KEYS_BY_FIELD.get(field, field)
 
 
-_KEYS_BY_FIELD = {"exit_status": "exit", "interval_s": "interval", "timeout_s": "timeout"}
+_KEYS_BY_FIELD = {"exit_status": "exit", "interval_s": "interval", "timeout_s": "timeout", "settle_s": "settle"}
 
 
 def _impact(text: str) -> RolloutImpact:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from forewarn.core.health import CheckKind, CheckResult, HealthCheck, Measurement, OwnFigure
+from forewarn.core.limits import LongText, Name, NonEmptyText, Number, WholeNumber
 from forewarn.core.request import MaintenanceRequest
 from forewarn.errors import Rejected
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import HandlerCall, NonEmptyText, StrictBody
+from forewarn.web.request_parsing import HandlerCall, StrictBody, convert_values
 from forewarn.web.views import BaseView
 
 MAX_SHOWN_MEASUREMENTS = 500  # the newest ones
@@ -28,20 +28,20 @@ class NewCheck(StrictBody, frozen=True, kw_only=True):
     """
 
     name: NonEmptyText  # unique within the rollout, ignoring letter case; at most 60 characters
-    prometheus: str = ""  # URL of a Prometheus server, http or https; it needs a query and a condition
-    query: str = ""  # PromQL
-    condition: str = ""  # each value must meet it: one of < <= > >= == != and a number, such as `< 0.01`
-    http: str = ""  # URL that is called with GET
-    status: int = 200  # the HTTP status of a good answer, 100 to 599; redirects are not followed
-    body: str = ""  # text that a good answer contains; "": any answer is good
-    command: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # program and arguments, run by the service
-    exit: int = 0  # the exit status of a good command
+    prometheus: LongText = ""  # URL of a Prometheus server, http or https; it needs a query and a condition
+    query: LongText = ""  # PromQL
+    condition: Name = ""  # each value must meet it: one of < <= > >= == != and a number, such as `< 0.01`
+    http: LongText = ""  # URL that is called with GET
+    status: WholeNumber = 200  # the HTTP status of a good answer, 100 to 599; redirects are not followed
+    body: LongText = ""  # text that a good answer contains; "": any answer is good
+    command: Annotated[tuple[LongText, ...], Meta(max_length=100)] = ()  # program and arguments, run by the service
+    exit: WholeNumber = 0  # the exit status of a good command
     figure: OwnFigure | None = None  # of the service itself; None: it asks another source
-    interval_s: float = 60  # seconds of lab time between two measurements: 1 (figure: 10) to 86,400
-    timeout_s: float = 10  # seconds of real time that one measurement may take, at most 300
-    bad_limit: int = 1  # bad ones in all during a wave, from which on the rollout pauses
-    unclear_limit: int = 1  # unclear results in a row, from which on the rollout publishes nothing
-    error_limit: int = 3  # errors in a row, from which on they count as unclear
+    interval_s: Number = 60  # seconds of lab time between two measurements: 1 (figure: 10) to 86,400
+    timeout_s: Number = 10  # seconds of real time that one measurement may take, at most 300
+    bad_limit: WholeNumber = 1  # bad ones in all during a wave, from which on the rollout pauses
+    unclear_limit: WholeNumber = 1  # unclear results in a row, from which on the rollout publishes nothing
+    error_limit: WholeNumber = 3  # errors in a row, from which on they count as unclear
 
 
 class CheckView(BaseView, frozen=True, kw_only=True):
@@ -147,7 +147,7 @@ def check_from_table(table: Mapping[str, Any]) -> HealthCheck:
         raise Rejected("a check has no name: give one")
     if (figure := fields.get("figure")) is not None and figure not in list(OwnFigure):
         raise Rejected(f"the figure {figure!r} is not known: give one of {', '.join(OwnFigure)}")
-    return check_of(msgspec.convert(fields, NewCheck))
+    return check_of(convert_values(fields, NewCheck))
 
 
 def rollout_checks_view(context: RequestContext, request: MaintenanceRequest) -> RolloutChecksView:

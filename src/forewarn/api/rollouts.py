@@ -9,13 +9,14 @@ from forewarn.api.rollout_checks import TriedChecksView, tried_check_view
 from forewarn.control.dry_run import dry_run_rollout
 from forewarn.control.rollout_plan import plan_rollout
 from forewarn.core.fleet import Vm
+from forewarn.core.limits import Reason
 from forewarn.core.request import MaintenanceRequest, RolloutState
 from forewarn.errors import Rejected
 from forewarn.explain.polling import PollingState, polling_state
 from forewarn.explain.preview import Preview, preview_to_confirm
 from forewarn.explain.rollout_plan import RolloutPlan
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import HandlerCall, NonEmptyText, StrictBody
+from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.request_views import read_rollouts, rollout_fields, rollout_view
 from forewarn.web.rollout_views import RolloutsView, RolloutView, RolloutWithEvents
 from forewarn.web.view_builder import ViewBuilder
@@ -25,7 +26,7 @@ from forewarn.web.views import BaseView
 class NewHold(StrictBody, frozen=True, kw_only=True):
     """A hold to set on all rollouts, with its reason, which everybody sees."""
 
-    reason: NonEmptyText  # for people
+    reason: Reason  # for people
 
 
 class HoldView(BaseView, frozen=True, kw_only=True):

@@ -8,9 +8,10 @@ from typing import Any
 
 from forewarn.core.decision import EnablementMode
 from forewarn.core.history import EntryKind
+from forewarn.core.limits import Name, NonEmptyLongText
 from forewarn.errors import Refused, Rejected, Unavailable
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import AdvanceClockBody, ClockSpeedBody, HandlerCall, NonEmptyText, StrictBody
+from forewarn.web.request_parsing import AdvanceClockBody, ClockSpeedBody, HandlerCall, StrictBody
 from forewarn.web.views import BackupView, ClockView, HealthCheckView, HealthReportView, HistoryEntryView
 
 _MAX_ENTRIES = 10_000  # history entries in the answer to an advance of the clock
@@ -21,7 +22,7 @@ _PUBLIC_INFO_KEYS = ("version", "now", "lab", "speed", "enablement")
 class BackupBody(StrictBody, frozen=True, kw_only=True):
     """Where to write a new backup file on the service's machine."""
 
-    path: NonEmptyText  # absolute, of a file that does not exist, in an existing directory
+    path: NonEmptyLongText  # absolute, of a file that does not exist, in an existing directory
 
 
 class ClockAdvanceView(ClockView, frozen=True, kw_only=True):
@@ -39,7 +40,7 @@ class ClockAdvanceView(ClockView, frozen=True, kw_only=True):
 class ServiceQuery(StrictBody, frozen=True, kw_only=True):
     """The VM whose endpoint the description of the service shows as `endpoint`."""
 
-    vm: str = ""  # a name, `group/name` or key, ignoring letter case; "": the first VM that has an endpoint
+    vm: Name = ""  # a name, `group/name` or key, ignoring letter case; "": the first VM that has an endpoint
 
 
 async def show_service(context: RequestContext, call: HandlerCall, query: ServiceQuery) -> dict[str, Any]:

@@ -9,11 +9,12 @@ import msgspec
 from msgspec import Meta
 
 from forewarn.control.webhooks import WebhookSpec
+from forewarn.core.limits import NonEmptyLongText, NonEmptyText
 from forewarn.core.resource_ids import ROOT_RESOURCE, scope_resource_id, vm_resource_id
 from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
 from forewarn.errors import NotFound, Refused
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import GROUP_PREFIX, HandlerCall, NonEmptyText, StrictBody
+from forewarn.web.request_parsing import GROUP_PREFIX, HandlerCall, StrictBody
 from forewarn.web.views import BaseView
 
 
@@ -23,7 +24,7 @@ class NewWebhook(StrictBody, frozen=True, kw_only=True):
     A message is sent if it passes all filters: `over`, `happenings` and `opted_in_only`.
     """
 
-    url: NonEmptyText  # http or https, at most 2,000 ASCII characters, without user, password and fragment
+    url: NonEmptyLongText  # http or https, at most 2,000 ASCII characters, without user, password and fragment
     schema: WebhookSchema = WebhookSchema.EVENT_GRID  # the format of its messages
     over: NonEmptyText = ROOT_RESOURCE  # a resource id, the name of a VM, set or cloud service, or group:NAME
     happenings: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # statuses of events; empty: all

@@ -20,6 +20,7 @@ from msgspec import Meta
 from forewarn.core.fleet import MAX_PLACEMENT_GROUP, AutoApproval, EvictionPolicy, Host, Priority, Vm
 from forewarn.core.fleetfile.problems import FleetFileProblem
 from forewarn.core.fleetfile.tables import AvailabilitySetTable, CloudServiceTable, DefaultsTable, ScaleSetTable
+from forewarn.core.limits import Name, NonEmptyText, Tags, WholeNumber
 from forewarn.errors import Rejected
 from forewarn.store.interface import Store
 
@@ -50,29 +51,29 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     members are rejected.
     """
 
-    name: Annotated[str, Meta(min_length=1)]  # unique in its resource group, ignoring case
-    subscription_id: str = ""  # "": that of most VMs; the same for the resource group
-    resource_group: str = ""  # "": that of most VMs
-    location: str = ""  # "": that of the VMs of its set, else of its host, else the only one of all hosts
-    zone: str = ""  # "": none; it must be that of its host
-    host: str = ""  # "": one is chosen
-    computer_name: str = ""  # "": its name
-    size: str = ""  # "": Standard_D2s_v5
+    name: NonEmptyText  # unique in its resource group, ignoring case
+    subscription_id: Name = ""  # "": that of most VMs; the same for the resource group
+    resource_group: Name = ""  # "": that of most VMs
+    location: Name = ""  # "": that of the VMs of its set, else of its host, else the only one of all hosts
+    zone: Name = ""  # "": none; it must be that of its host
+    host: Name = ""  # "": one is chosen
+    computer_name: Name = ""  # "": its name
+    size: Name = ""  # "": Standard_D2s_v5
     os_type: Literal["Linux", "Windows", ""] = ""  # "": Linux
-    availability_set: str = ""  # "": in none; at most one of availability set, scale set and cloud service
-    scale_set: str = ""  # "": in none
-    placement_group: str = ""  # of the scale set; "": the first that is not full, else a new one
-    cloud_service: str = ""  # "": in none
+    availability_set: Name = ""  # "": in none; at most one of availability set, scale set and cloud service
+    scale_set: Name = ""  # "": in none
+    placement_group: Name = ""  # of the scale set; "": the first that is not full, else a new one
+    cloud_service: Name = ""  # "": in none
     # None: the one with the fewest VMs of its set (of its placement group, in a scale set), the lowest of several; 0 in
     # no set
     update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # from 0; None: one with few VMs of its set
     fault_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # from 0; None: one with few VMs of its set
     priority: Priority | None = None  # None: that of its scale set, else Regular
     eviction_policy: EvictionPolicy | None = None  # None: that of its scale set, else Deallocate
-    terminate_notice_min: int = 0  # 5 to 15 minutes; 0: that of its scale set, else no terminate notification
+    terminate_notice_min: WholeNumber = 0  # 5 to 15 minutes; 0: that of its scale set, else no terminate notification
     auto_approve: AutoApproval = AutoApproval()  # only for a VM in no set; others have that of their set
-    tags: dict[str, str] = {}  # all that it gets
-    address: str = ""  # an IP address; "": none, but a lab chooses a loopback address
+    tags: Tags = {}  # all that it gets
+    address: Name = ""  # an IP address; "": none, but a lab chooses a loopback address
 
 
 def vm_problem_text(problem: FleetFileProblem) -> str:

@@ -200,7 +200,7 @@ def _judge_prometheus(condition: str, response: ClientResponse) -> CheckResult:
     """
     try:
         answer = msgspec.json.decode(response.body, type=_PrometheusAnswer)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the last if it is nested too deeply
         return CheckResult(CheckOutcome.ERROR, f"Prometheus answered {response.status} without a result")
     if answer.status != "success" or answer.data is None:
         reason = answer.error[:_MAX_ERROR_TEXT] or f"it answered {response.status}"

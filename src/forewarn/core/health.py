@@ -272,7 +272,7 @@ def parse_condition(text: str) -> CheckCondition:
         bound = float(found[2]) if found else math.nan
     except ValueError:
         bound = math.nan
-    if found is None or math.isnan(bound):
+    if found is None or not math.isfinite(bound):
         raise ValueError(f"{text!r} is not a condition: give one of < <= > >= == != and a number, such as '< 0.01'")
     return CheckCondition(found[1], bound)
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from forewarn.core.limits import Name, RecordedBody, WholeNumber
 from forewarn.errors import Rejected
 from forewarn.protocol import document as wire
 from forewarn.protocol.codec import InvalidDocument, Received, ReceivedEvent, decode_document
@@ -33,10 +34,10 @@ class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     at_s: Seconds  # since the start of the recording, by the recorder's clock
     date: Seconds | None = None  # its Date header: POSIX time by the server's clock; None: it had none
-    status: int | None = None  # None: the connection broke
+    status: WholeNumber | None = None  # None: the connection broke
     content_type: HeaderText = ""  # header; "": it had none
     retry_after: HeaderText = ""  # header, likewise
-    body: bytes = b""  # as received; base64 in JSON
+    body: RecordedBody = b""  # as received; base64 in JSON
 
 
 class UploadedRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,8 +46,8 @@ class UploadedRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     There are 1 to 100,000 answers. `build_replay_script` turns it into what a replay shows.
     """
 
-    vm: str  # the name of the VM it was made in; "": not known
-    api_version: str  # of the recorded polls
+    vm: Name  # the name of the VM it was made in; "": not known
+    api_version: Name  # of the recorded polls
     started_at: Seconds  # POSIX time by the recorder's clock
     ended_s: Seconds | None = None  # the end, since the start; None: it ends with its last answer
     ended_date: Seconds | None = None  # the end as POSIX time by the server's clock; None: not known

@@ -26,13 +26,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import tomli
-
 from forewarn.core.rollout import InvalidRollout
 from forewarn.duration import parse_duration
 from forewarn.errors import Rejected, Remedy
 from forewarn.protocol.dates import parse_date
-from forewarn.tomlfile import TomlLineIndex, TomlPath, error_line, index_lines
+from forewarn.tomlfile import InvalidToml, TomlLineIndex, TomlPath, index_lines, load_toml
 from forewarn.wording import did_you_mean
 
 _TEXT, _TEXTS, _WHOLE, _NUMBER, _FLAG = "a text", "a list of texts", "a whole number", "a number", "true or false"
@@ -132,20 +130,12 @@ def read_rollout_file(text: str) -> RolloutFile:
     windows are not checked.
     """
     try:
-        return _read_tables(text)
+        data = load_toml(text)
+        lines = index_lines(text)
+    except InvalidToml as error:
+        raise _at_line(error.line, f"{error}: correct that line") from error
     except RecursionError as error:
         raise Rejected("the rollout file is nested too deeply: give texts, numbers and lists of texts") from error
-
-
-def _read_tables(text: str) -> RolloutFile:
-    try:
-        data = tomli.loads(text)
-    except tomli.TOMLDecodeError as error:
-        line = error_line(str(error), text)
-        raise _at_line(line, f"this is not TOML ({str(error).partition(' (at')[0].lower()})") from error
-    except ValueError as error:  # an integer that is too long for Python
-        raise Rejected("a number of the rollout file has too many digits: give a shorter one") from error
-    lines = index_lines(text)
     for table in data:
         if table not in FILE_KEYS:
             hint = did_you_mean(table, FILE_KEYS)

@@ -29,6 +29,7 @@ from forewarn.wording import first_names
 REST_WAVE = WaveSpec(name="rest")
 MAX_WAVES = 100
 MAX_NUMBER_DIGITS = 9  # of a number of VMs
+MIN_SHARE = 0.01  # percent
 MAX_SETTLE_S = 30 * 86_400.0
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
@@ -309,8 +310,8 @@ def _require_valid_wave(spec: WaveSpec, index: int, *, is_last: bool) -> None:
     if spec.vms >= 10**MAX_NUMBER_DIGITS:
         text = f"the VMs of wave {spec.name!r} are too many: give a number of at most {MAX_NUMBER_DIGITS} digits"
         raise InvalidRollout(text, (*path, "vms"))
-    if not 0 <= spec.share <= 100:
-        text = f"wave {spec.name!r} has a share of {spec.share:g} %: give more than 0 and at most 100"
+    if spec.share and not MIN_SHARE <= spec.share <= 100:
+        text = f"wave {spec.name!r} has a share of {spec.share:g} %: give {MIN_SHARE} to 100"
         raise InvalidRollout(text, (*path, "share"))
     if (spec.vms > 0) + (spec.share > 0) + bool(spec.tag) > 1:
         key = "tag" if spec.tag else "share"  # the last of them

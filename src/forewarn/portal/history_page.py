@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from forewarn.core.fleet import vm_key_in_scope
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.limits import HistorySeq
 from forewarn.portal.context import PORTAL_PREFIX, PortalContext
 from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
 from forewarn.portal.filters import offer_scopes, offer_vms, resolve
@@ -22,7 +23,7 @@ from forewarn.portal.timeline_chart import format_iso
 from forewarn.web.context import RequestContext
 from forewarn.web.queries import HistoryEntriesQuery as ApiHistoryQuery
 from forewarn.web.queries import HistoryFilter, history_filter, matching_entries, read_history
-from forewarn.web.request_parsing import HandlerCall, HistorySeq, StrictBody
+from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.views import BaseView, HistoryEntryView
 
 _MAX_ENTRIES_READ = 20_000  # per page, for users who may not see all of them

@@ -6,13 +6,14 @@ from collections import Counter
 
 from forewarn.core.event import EventState
 from forewarn.core.history import EntryKind
+from forewarn.core.limits import HistorySeq
 from forewarn.portal.export import ExportTable
 from forewarn.portal.form_catalog import DoneMessageQuery, done_message
 from forewarn.portal.history_page import vm_entry_url
 from forewarn.web.context import RequestContext
 from forewarn.web.fault_views import FaultView, StormView
 from forewarn.web.lab_views import read_faults, read_replays
-from forewarn.web.request_parsing import HandlerCall, HistorySeq
+from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.views import BaseView, HistoryEntryView, ReplayView
 
 _MAX_RECENT_ENTRIES = 15

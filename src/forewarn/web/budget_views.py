@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from forewarn.control.budgets import BudgetUse
 from forewarn.core.budgets import Budget, budget_text, make_budget
+from forewarn.core.limits import Name, NonEmptyText, WholeNumber
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import NonEmptyText, StrictBody
+from forewarn.web.request_parsing import StrictBody
 from forewarn.web.views import BaseView
 
 _MAX_SHOWN_GROUPS = 1_000
@@ -23,11 +24,11 @@ class NewBudget(StrictBody, frozen=True, kw_only=True):
     """
 
     name: NonEmptyText  # up to 60 letters, digits, `-`, `_` and `.`; letter case does not matter
-    max_vms: int = 0  # 0: not given
-    max_percent: int = 0  # up to 100, of the group's VMs, rounded down, but at least one VM; 0: not given
-    per: str = "everything"  # everything, location, fault-domain, scope or `tag:NAME`
-    location: str = ""  # "": VMs of all locations
-    tag: str = ""  # such as `team=platform`; "": VMs with any tags or none
+    max_vms: WholeNumber = 0  # 0: not given
+    max_percent: WholeNumber = 0  # up to 100, of the group's VMs, rounded down, but at least one VM; 0: not given
+    per: Name = "everything"  # everything, location, fault-domain, scope or `tag:NAME`
+    location: Name = ""  # "": VMs of all locations
+    tag: Name = ""  # such as `team=platform`; "": VMs with any tags or none
 
     def to_budget(self) -> Budget:
         """Return the budget that this body describes; sets nothing."""

@@ -10,8 +10,9 @@ from msgspec import Meta
 
 from forewarn.core.event import Event, EventState
 from forewarn.core.history import HistoryEntry
+from forewarn.core.limits import HistorySeq, Name, ResultLimit
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import HistorySeq, ResultLimit, StrictBody
+from forewarn.web.request_parsing import StrictBody
 
 MAX_WAIT_S = 60.0  # the longest long poll of the history, in seconds of real time
 _MAX_SHARED_EVENTS = 100  # the newest events of a VM whose entries are read
@@ -26,10 +27,10 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
     """
 
     after: HistorySeq | None = None  # exclusive; 0 is before the first entry
-    vm: str = ""  # a name, `group/name` or key, also of a removed VM; "": any, as for the three below
-    event: str = ""  # an id or a unique prefix of four characters or more
-    request: str = ""  # a full id
-    scope: str = ""  # an id or name, or the name of a VM in it
+    vm: Name = ""  # a name, `group/name` or key, also of a removed VM; "": any, as for the three below
+    event: Name = ""  # an id or a unique prefix of four characters or more
+    request: Name = ""  # a full id
+    scope: Name = ""  # an id or name, or the name of a VM in it
     limit: ResultLimit = 1000  # the most entries to return, up to 1,000,000
     wait_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = 0  # up to 60; 0: do not wait
 

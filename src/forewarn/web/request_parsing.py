@@ -6,6 +6,7 @@ The request bodies here are used by the API and the portal; all others are besid
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from forewarn.core.limits import DurationSeconds, Name, NonEmptyText, Number
 from forewarn.core.request import RequestKey
 from forewarn.errors import Rejected
 from forewarn.wording import did_you_mean
@@ -23,12 +25,6 @@ _ERROR_LOCATION = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*?)`)?$",
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field '(?P<name>[^']*)'")
 MAX_BODY_BYTES = 16 * 1024 * 1024  # enough for the largest fleet file
 MAX_FORM_BYTES = 64 * 1024  # for callers who are not authenticated yet
-
-NonEmptyText = Annotated[str, Meta(min_length=1)]
-DurationSeconds = Annotated[float, Meta(ge=0, le=10 * 366 * 86400)]  # up to ten years
-ResultLimit = Annotated[int, Meta(ge=1, le=1_000_000)]
-HistorySeq = Annotated[int, Meta(ge=0, le=2**62)]  # a sequence number of the history; 0 is before the first
-
 
 GROUP_PREFIX = "group:"  # before the name of a resource group, where a resource is expected
 
@@ -51,12 +47,13 @@ class NewFault(StrictBody, frozen=True, kw_only=True):
     """
 
     kind: NonEmptyText  # a value of FaultKind, such as `slow-body`
-    vm: str = ""  # a present VM: name, `group/name` or key; "": not for one VM
-    scope: str = ""  # an id or name; "": not for one scope
+    vm: Name = ""  # a present VM: name, `group/name` or key; "": not for one VM
+    scope: Name = ""  # an id or name; "": not for one scope
     all: bool = False  # for the whole fleet
     count: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # of requests or events; None: no limit
     for_s: DurationSeconds | None = None  # above 0; at most the longest duration of its kind, which None stands for
-    parameters: dict[str, float] = {}  # of its kind, by name, such as `delay_s`; a missing one has the kind's default
+    # Of its kind, by name, such as `delay_s`; a missing one has the kind's default.
+    parameters: Annotated[dict[Name, Number], Meta(max_length=100)] = {}
 
 
 class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
@@ -66,10 +63,10 @@ class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
     not of its VMs. Letter case of kind, VM and scope is ignored; `ids` are exact.
     """
 
-    ids: tuple[NonEmptyText, ...] = ()  # of faults and storms
-    kind: str = ""  # a value of FaultKind
-    vm: str = ""  # a name, `group/name` or key, present or removed
-    scope: str = ""  # an id or name
+    ids: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # of faults and storms
+    kind: Name = ""  # a value of FaultKind
+    vm: Name = ""  # a name, `group/name` or key, present or removed
+    scope: Name = ""  # an id or name
     all: bool = False  # every fault and storm
 
 
@@ -91,14 +88,14 @@ class AdvanceClockBody(StrictBody, frozen=True, kw_only=True):
     enablement is on-request.
     """
 
-    by_s: float  # seconds of lab time
+    by_s: Number  # seconds of lab time
     without_polls: bool = False  # True: no VM counts as polling meanwhile
 
 
 class ClockSpeedBody(StrictBody, frozen=True, kw_only=True):
     """How many seconds of lab time pass in one second of real time: 0 (stops the clock) to 100,000."""
 
-    speed: float  # 1: as fast as real time
+    speed: Number  # 1: as fast as real time
 
 
 class BodyTooLarge(Rejected):
@@ -175,6 +172,25 @@ def split_validation_error(error: msgspec.ValidationError) -> tuple[str, str]:
     match = _ERROR_LOCATION.match(str(error))
     assert match is not None
     return match["where"] or "", match["what"].replace("`", "'")
+
+
+class InvalidValue(Rejected):
+    """Raised by `convert_values`; `field` is the field of the struct whose value is wrong."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def convert_values(values: Mapping[str, object], wanted: type[T]) -> T:
+    """Return this struct with values that were not read from a JSON body, within the limits of its fields."""
+    try:
+        return msgspec.convert(values, type=wanted)
+    except msgspec.ValidationError as error:
+        where, what = split_validation_error(error)
+        field = re.split(r"[\[.]", where)[0]
+        value = reprlib.repr(values.get(field))
+        raise InvalidValue(f"{field} is {value}, which is not possible ({what}): give another value", field) from error
 
 
 def reject_duplicates(names: tuple[str, ...], keys: list[str]) -> None:

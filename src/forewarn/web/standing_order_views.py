@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from msgspec import Meta
 from msgspec.structs import replace
 
+from forewarn.core.limits import CalendarTexts, DurationSeconds, WholeNumber
 from forewarn.core.request import RolloutImpact
 from forewarn.core.standing_order import StandingOrder, due_at, late_at
 from forewarn.core.windows import calendar_text, make_calendar
 from forewarn.errors import Rejected
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import DurationSeconds, StrictBody
+from forewarn.web.request_parsing import StrictBody
 from forewarn.web.views import BaseView
 
 _MAX_SHOWN_HOSTS = 1_000
@@ -29,9 +27,9 @@ class NewStandingOrder(StrictBody, frozen=True, kw_only=True):
     within_s: DurationSeconds  # lab time, from an hour to 366 days
     impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot
     notice_s: DurationSeconds = 0  # of its events, in lab time; 0: the minimum, 15 minutes
-    at_once: int = 1  # how many hosts at the same time, from 1 to 1,000
-    windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # `sat,sun 02:00 4h Europe/Berlin`; (): any time
-    blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24..2026-12-26`; need windows
+    at_once: WholeNumber = 1  # how many hosts at the same time, from 1 to 1,000
+    windows: CalendarTexts = ()  # `sat,sun 02:00 4h Europe/Berlin`; (): any time
+    blackouts: CalendarTexts = ()  # such as `2026-12-24..2026-12-26`; need windows
 
     def to_order(self, who: str, at: float) -> StandingOrder:
         """Return the standing order that this body describes, given by `who` at lab time `at`; sets nothing."""

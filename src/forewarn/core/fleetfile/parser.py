@@ -9,11 +9,10 @@ from functools import cache
 from typing import Any, Generic, TypeVar, cast, get_args
 
 import msgspec
-import tomli
 
 from forewarn.core.fleetfile import tables
 from forewarn.core.fleetfile.problems import ProblemCollector
-from forewarn.tomlfile import TomlLineIndex, TomlPath, error_line, index_lines
+from forewarn.tomlfile import InvalidToml, TomlLineIndex, TomlPath, index_lines, load_toml
 
 T = TypeVar("T", bound=msgspec.Struct)
 T_co = TypeVar("T_co", bound=msgspec.Struct, covariant=True)
@@ -74,10 +73,10 @@ def parse_fleet_file(text: str, problems: ProblemCollector) -> ParsedFleetFile |
     three are reported. References between tables are not checked.
     """
     try:
-        data = tomli.loads(text)
+        data = load_toml(text)
         reader = _FleetFileParser(index_lines(text), problems)
-    except ValueError as error:
-        problems.add(error_line(str(error), text), f"this is not TOML ({error})", "correct that line")
+    except InvalidToml as error:
+        problems.add(error.line, str(error), "correct that line")
         return None
     except RecursionError:
         problems.add(1, "lists are nested too deeply", "write a list of plain values")

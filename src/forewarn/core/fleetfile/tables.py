@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from forewarn.core import limits
 from forewarn.core.fleet import EvictionPolicy, Orchestration, Priority
 
 MAX_COUNT = 1_000_000  # VMs or hosts of one table
@@ -21,21 +22,25 @@ def _field_meta(description: str, example: str, ge: int | None = None, le: int |
 
 
 def _text_meta(example: str) -> msgspec.Meta:
-    return msgspec.Meta(description="text in quotes, and not empty", examples=[f'"{example}"'], min_length=1)
+    description = "text in quotes, not empty and not longer than 800 characters"
+    return msgspec.Meta(description=description, examples=[f'"{example}"'])
 
 
-Name = Annotated[str, _field_meta("text in quotes", '"web-{n}"')]  # `naming` has the rules for names
-Text = Annotated[str, _text_meta("prod")]
-Location = Annotated[str, _text_meta("westeurope")]
-Size = Annotated[str, _text_meta("Standard_D2s_v5")]
-Address = Annotated[str, _text_meta("10.0.0.4")]
-HostName = Annotated[str, _text_meta("host-0")]
-Zone = Annotated[str, _text_meta("1")]
+# `naming` has the rules for names.
+Name = Annotated[limits.Name, _field_meta("text in quotes, not longer than 800 characters", '"web-{n}"')]
+Text = Annotated[limits.NonEmptyText, _text_meta("prod")]
+Location = Annotated[limits.NonEmptyText, _text_meta("westeurope")]
+Size = Annotated[limits.NonEmptyText, _text_meta("Standard_D2s_v5")]
+Address = Annotated[limits.NonEmptyText, _text_meta("10.0.0.4")]
+HostName = Annotated[limits.NonEmptyText, _text_meta("host-0")]
+Zone = Annotated[limits.NonEmptyText, _text_meta("1")]
 Zones = Annotated[
     tuple[Zone, ...],
-    msgspec.Meta(description="a list of zones, each in quotes", examples=['["1", "2", "3"]'], min_length=1),
+    msgspec.Meta(
+        description="a list of zones, each in quotes", examples=['["1", "2", "3"]'], min_length=1, max_length=100
+    ),
 ]
-Tags = Annotated[dict[str, str], _field_meta("a table of texts", '{ team = "shop" }')]
+Tags = Annotated[limits.Tags, _field_meta("a table of texts, at most 1,000", '{ team = "shop" }')]
 OsType = Annotated[Literal["Linux", "Windows"], _field_meta('"Linux" or "Windows"', '"Linux"')]
 VmPriority = Annotated[Priority, _field_meta('"Regular" or "Spot"', '"Spot"')]
 VmEvictionPolicy = Annotated[EvictionPolicy, _field_meta('"Deallocate" or "Delete"', '"Deallocate"')]
@@ -43,7 +48,7 @@ SetOrchestration = Annotated[Orchestration, _field_meta('"Uniform" or "Flexible"
 Switch = Annotated[bool, _field_meta("true or false", "true")]
 Count = Annotated[int, _field_meta("a whole number from 1 to 1,000,000", "3", 1, MAX_COUNT)]
 FirstNumber = Annotated[int, _field_meta("a whole number from 0 to 1,000,000", "1", 0, MAX_COUNT)]
-DomainNumber = Annotated[int, _field_meta("a whole number from 0 on", "0", 0)]
+DomainNumber = Annotated[int, _field_meta("a whole number from 0 to 1,000", "0", 0, 1000)]
 DomainCount = Annotated[int, _field_meta("a whole number from 1 to 1,000", "5", 1, 1000)]
 NoticeMinutes = Annotated[  # spec §6.3
     bool | Annotated[int, msgspec.Meta(ge=5, le=15)],
@@ -53,7 +58,7 @@ ApprovedOperations = Annotated[
     tuple[Literal["restart", "redeploy"], ...],
     _field_meta('a list of "restart", "redeploy" or both', '["restart", "redeploy"]'),
 ]
-_ProgramArgument = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]  # execve allows no NUL
+_ProgramArgument = Annotated[limits.LongText, msgspec.Meta(pattern=r"^[^\0]*\Z")]  # execve allows no NUL
 Program = Annotated[
     tuple[_ProgramArgument, ...],
     msgspec.Meta(
@@ -66,7 +71,9 @@ Variables = Annotated[
 ]
 AbsolutePath = Annotated[
     str,
-    msgspec.Meta(description="an absolute path in quotes", examples=['"/srv/app"'], pattern=r"^/[^\0]*\Z"),
+    msgspec.Meta(
+        description="an absolute path in quotes", examples=['"/srv/app"'], pattern=r"^/[^\0]*\Z", max_length=10_000
+    ),
 ]
 
 
