@@ -38,6 +38,39 @@ def test_a_rollout_in_waves_shows_the_wave_and_why_it_waits(api: Any) -> None:
     ]
 
 
+def test_a_running_rollout_shows_the_sizes_of_its_waves_and_its_end_as_its_plan_does(api: Any) -> None:
+    """Spec §13.6: they are those of the plan at any time, if nobody approves and nothing interferes."""
+    body = {"everything": True, "impact": "reboot", "canary": "1", "shares": [50], "settle_s": 600}
+    plan = api.post("/rollouts/plan", body)
+    rollout = api.post("/rollouts", body)
+    for _ in range(4):
+        shown = api.get(f"/rollouts/{rollout['id']}")
+        assert shown["wave_vms"] == [wave["size"] for wave in plan["waves"]]
+        assert (shown["ends_at"], shown["progress"]) == (plan["over_latest"], "running")
+        assert api.get("/rollouts")["rollouts"][0]["ends_at"] == plan["over_latest"]
+        api.world.advance(1000)
+    api.world.advance(24 * 3600)
+    shown = api.get(f"/rollouts/{rollout['id']}")
+    assert (shown["closed"], shown["ends_at"], shown["wave_vms"]) == (True, None, [])
+
+
+def test_the_expected_end_follows_the_pace_of_approvals_and_is_unknown_while_nothing_is_published(api: Any) -> None:
+    rollout = api.post("/rollouts", {"everything": True, "impact": "migrate"})
+    path = f"/rollouts/{rollout['id']}"
+    (first, *_) = api.get(path)["events"]
+    api.post(f"/events/{first['id']}/approve")
+    api.world.advance(60)
+    shown = api.get(path)
+    assert shown["is_at_pace"]
+    assert shown["ends_at"] < rollout["ends_at"]
+    api.post("/rollouts/hold", {"reason": "an incident"})
+    assert api.get(path)["ends_at"] is None
+    api.post("/rollouts/hold/lift")
+    api.post(f"{path}/pause")
+    assert api.get(path)["ends_at"] is None
+    assert api.get(path)["wave_vms"] == shown["wave_vms"]
+
+
 def test_a_file_and_fields_describe_the_same_rollout(api: Any) -> None:
     fields = {"everything": True, "impact": "migrate", "settle_s": 600, "waves": [{"name": "canary", "vms": 1}]}
     by_file, by_fields = api.post("/rollouts/plan", {"file": FILE}), api.post("/rollouts/plan", fields)

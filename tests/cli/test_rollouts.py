@@ -1,5 +1,6 @@
 """Rollouts: progress, and the exit code for scripts (spec §6.2)."""
 
+import re
 from typing import Any
 
 import pytest
@@ -135,3 +136,13 @@ def test_rollout_options_reach_the_service(lab: Any, option: str) -> None:
     }
     name, value = expected[option]
     assert view[name] == value
+
+
+def test_a_rollout_shows_the_size_of_its_wave_and_when_it_probably_ends(lab: Any) -> None:
+    text = lab.good("rollout", "start", "--scope", "db", "--canary", "1")
+    assert "wave  1 of 2: canary, 1 VM" in text
+    (view,) = lab.json("rollout", "list")["rollouts"]
+    assert "ends  about " in text
+    assert re.search(r"\(in 30m( \d+s)?\), if nobody approves", text)
+    assert "ENDS ABOUT" in lab.good("rollout", "list")
+    assert view["wave_vms"] == [1, 1]

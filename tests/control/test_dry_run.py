@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from forewarn.control.control_plane import ControlPlane
 from forewarn.control.dry_run import MAX_SIMULATED_VMS, dry_run_request, dry_run_rollout, simulate_request
 from forewarn.control.faults import FaultSpec, FaultTarget
+from forewarn.control.rollout_plan import plan_rollout
 from forewarn.core.decision import Policy
 from forewarn.core.event import Event
 from forewarn.core.faults import FaultKind
 from forewarn.core.fleet import AutoApproval, Priority, Vm
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact
+from forewarn.core.waves import make_waves
 from forewarn.errors import Refused
 from forewarn.explain.preview import Preview, PreviewedEvent
 from forewarn.store.memory import MemoryStore
@@ -282,6 +284,17 @@ def test_a_preview_of_a_very_large_rollout_shows_its_first_wave(worlds: list[Wor
     assert result.sentences[-1] == (
         "1400 more VMs follow in later batches, which the preview leaves out: 2100 VMs are too many to simulate."
     )
+
+
+def test_the_plan_of_a_very_large_rollout_has_the_estimated_times_of_its_waves(worlds: list[World]) -> None:
+    """Spec §13.6: two update domains in each of the two waves, of 15 minutes and 5 seconds each."""
+    worlds.append(world := in_sets(700, 3, 90))
+    waves = make_waves("", (50,))
+    rollout = Rollout(impact=RolloutImpact.MIGRATE, everything=True, waves=waves, settle_s=600)
+    plan = world.do(plan_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False))
+    assert [(wave.size, wave.earliest) for wave in plan.waves] == [(1050, None), (1050, None)]
+    assert [wave.latest and wave.latest.settled_at for wave in plan.waves] == [plan.now + 2410, plan.now + 4820]
+    assert (plan.over_latest, plan.is_estimated) == (plan.now + 4820, True)
 
 
 def test_a_preview_in_a_large_fleet_covers_the_concerned_scopes(worlds: list[World]) -> None:

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from forewarn.control.fleet import FleetChange
 from forewarn.core.commit import Commit
 from forewarn.core.event import EventState
 from forewarn.core.fleet import Vm
@@ -60,9 +59,7 @@ def contents(index: EventIndex) -> dict[str, Any]:
             column: (total.reasons, total.noticed, total.promised_s, total.given_s) for column, total in totals.items()
         },
         "rollouts": {tracker.request.id: tracker.tally for tracker in index.rollouts.open_rollouts()},
-        "ends": {
-            tracker.request.id: tracker.estimated_end(NOON + 5_000, 0) for tracker in index.rollouts.open_rollouts()
-        },
+        "stalls": {tracker.request.id: tracker.stalled_s(NOON + 5_000) for tracker in index.rollouts.open_rollouts()},
     }
 
 
@@ -194,46 +191,6 @@ def test_vms_that_another_rollout_serves_count_by_what_it_does_to_them(world: Wo
     assert seen == {"scheduled", "done"}
 
 
-def test_the_end_of_a_rollout_is_estimated_by_its_notice_and_then_by_its_pace(world: World) -> None:
-    """Three update domains: each takes its notice of 15 minutes and a freeze of 9 seconds."""
-    index = build_index(world)
-    start_rollout(world)
-    (tracker,) = index.rollouts.open_rollouts()
-    estimate = tracker.estimated_end(world.now, 0)
-    assert estimate is not None
-    assert (estimate.at, estimate.waves, estimate.is_measured) == (NOON + 3 * 909, 2, False)
-    world.approve("web-0", next(index.scheduled()).id)
-    world.advance(10)
-    measured = tracker.estimated_end(world.now, 0)
-    assert measured is not None
-    assert (measured.waves, measured.is_measured) == (1, True)
-    assert measured.at < estimate.at
-    world.advance(3_000)
-    assert index.rollouts.open_rollouts() == []
-
-
-def test_an_event_that_is_over_is_counted_once_in_the_estimate(world: World) -> None:
-    """While the index is built, the same change may be read from the store and come as a commit too."""
-    late = a_vm("web-3", availability_set="web", update_domain=3)
-    world.do(world.control.fleet.apply_change(FleetChange(vms=(late,), text="added"), who="ann"))
-    index = build_index(world)
-    start_rollout(world)
-    (tracker,) = index.rollouts.open_rollouts()
-    first = next(index.scheduled())
-    world.approve("web-0", first.id)
-    world.advance(10)
-    ended = world.store.event(first.id)
-    assert ended is not None
-    assert ended.over_at is not None
-    world.advance(1_000)  # the second one got its whole notice, so the mean is another
-    estimate = tracker.estimated_end(world.now, 0)
-    assert estimate is not None
-    assert estimate.waves == 1
-    for _ in range(3):
-        index.rollouts.on_commit(Commit(events=(ended,)), world.now)
-    assert tracker.estimated_end(world.now, 0) == estimate
-
-
 class VmReadingStore(MemoryStore):
     """Records the hosts whose VMs were read."""
 
@@ -277,12 +234,11 @@ def test_the_vms_of_a_new_rollout_are_counted_host_by_host_while_others_work() -
     world.close()
 
 
-def test_a_paused_rollout_has_no_estimated_end_and_is_not_stalled(world: World) -> None:
+def test_a_paused_rollout_is_not_stalled(world: World) -> None:
     index = build_index(world)
     rollout = start_rollout(world)
     world.do(world.control.rollout_requests.change_state(rollout, RolloutState.PAUSED, who="bob"))
     (tracker,) = index.rollouts.open_rollouts()
-    assert tracker.estimated_end(world.now, 0) is None
     assert tracker.stalled_s(world.now + 1_000_000) is None
 
 

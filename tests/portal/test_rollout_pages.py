@@ -45,7 +45,7 @@ def test_the_list_of_rollouts_shows_their_progress(portal: PortalUser) -> None:
     rollout = start(portal)
     portal.world.advance(905)
     page = portal.get("/portal/rollouts")
-    assert "availability set web in progress 0 of 3 done, 1 started, 2 waiting 1" in page.text
+    assert "availability set web in progress 0 of 3 done, 1 started, 2 waiting 1 12:46:30 12:00:00" in page.text
     assert f'href="/portal/rollouts/{rollout}"' in page.html
     rows = list(csv.DictReader(io.StringIO(portal.get("/portal/rollouts?as=csv").content.decode())))
     assert [(row["rollout"], row["started"], row["waiting"]) for row in rows] == [(rollout, "1", "2")]
@@ -258,6 +258,28 @@ def test_a_rollout_in_waves_shows_its_plan_as_a_diagram_and_a_calendar(portal: P
     portal.world.advance(3 * 3600)
     page = portal.get(f"/portal/rollouts/{rollout}")
     assert re.findall(r'<tr class="wave-(\w+)">', page.html) == ["done", "done"]
+
+
+def test_the_waves_of_a_running_rollout_have_their_planned_sizes_and_expected_times(
+    portal_of: Callable[..., PortalUser],
+) -> None:
+    """Spec §13.6: five update domains follow one another in each wave, so the wave is not published at once."""
+    vms = [a_vm(f"web-{n:02}", host=f"h{n}", availability_set="web", update_domain=n % 5) for n in range(30)]
+    portal = portal_of(vms=vms, hosts=[a_host(f"h{n}") for n in range(30)])
+    rollout = start(portal, waves=make_waves("2", (50,)), settle_s=600)
+    portal.world.advance(3000)
+    waves = portal.get(f"/portal/rollouts/{rollout}?as=json").json["diagram"]["waves"]
+    assert [(wave["name"], wave["state"], wave["vms"]) for wave in waves] == [
+        ("canary", "done", 2),
+        ("50 %", "now", 15),
+        ("rest", "waiting", 13),
+    ]
+    page = portal.get(f"/portal/rollouts/{rollout}").text
+    portal.world.advance(24 * 3600)
+    ended = portal.get(f"/portal/rollouts/{rollout}?as=json").json["diagram"]["waves"]
+    times = ("begins_at", "over_at", "settled_at")
+    assert [[wave[key] for key in times] for wave in waves] == [[wave[key] for key in times] for wave in ended]
+    assert "Ends about" in page
 
 
 def test_the_page_of_a_rollout_names_the_budget_that_it_waits_for(portal: PortalUser) -> None:

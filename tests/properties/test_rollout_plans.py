@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forewarn.control.rollout_plan import plan_rollout
 from forewarn.core.event import EventState
-from forewarn.core.request import MaintenanceRequest, Rollout
+from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState
 from forewarn.core.windows import make_calendar
 from forewarn.errors import Rejected
 from forewarn.explain.rollout_plan import RolloutPlan
@@ -39,6 +39,7 @@ def test_the_waves_and_times_of_a_plan_are_those_of_the_rollout(
         assert world.store.requests() == [], "a plan changes nothing"
         request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
         world.settle()
+        check_forecast(world, request, plan)
         run_to_the_end(world, request, approves=approves)
         check_plan(plan, world, request, approves=approves)
 
@@ -55,6 +56,18 @@ def run_to_the_end(world: World, request: MaintenanceRequest, *, approves: bool)
             return
         assert world.do(world.control.lab_clock.advance_to_next_wake())
     raise AssertionError("the rollout did not end")
+
+
+def check_forecast(world: World, request: MaintenanceRequest, plan: RolloutPlan) -> None:
+    """The view of a rollout that has just started expects what its plan has shown."""
+    stored = world.store.request(request.id)
+    assert stored is not None
+    assert stored.rollout is not None
+    forecast = world.control.rollouts.forecast_of(stored, stored.rollout)
+    sizes = {wave.wave + 1: wave.size for wave in forecast.waves}
+    assert [sizes.get(wave.number, 0) for wave in plan.waves] == [wave.size for wave in plan.waves]
+    if stored.rollout.progress is RolloutState.RUNNING:
+        assert forecast.ends_at == plan.over_latest
 
 
 def check_plan(plan: RolloutPlan, world: World, request: MaintenanceRequest, *, approves: bool) -> None:

@@ -314,8 +314,13 @@ def print_rollout(call: Invocation, view: JsonObject) -> None:
     shown_bar = join_text(progress_bar(view["tally"]), "  ") if call.output.is_terminal else ""
     call.output.print_line(shown_bar, _progress_line(view))
     if len(view["waves"]) > 1 and not view["closed"]:
-        name = view["waves"][view["wave"] - 1]
-        call.output.print_labelled(join_text("wave  "), f"{view['wave']} of {len(view['waves'])}: {name}")
+        index = view["wave"] - 1
+        size = f", {count_noun(view['wave_vms'][index], 'VM')}" if view["wave_vms"] else ""
+        wave = f"{view['wave']} of {len(view['waves'])}: {view['waves'][index]}{size}"
+        call.output.print_labelled(join_text("wave  "), wave)
+    if view["ends_at"] is not None:
+        basis = "at the pace so far" if view["is_at_pace"] else "if nobody approves"
+        call.output.print_labelled(join_text("ends  "), f"about {describe_time(view['ends_at'], now)}, {basis}")
     if view["windows"]:
         call.output.print_labelled(join_text("windows  "), view["windows"])
     if view["why"]:
@@ -346,7 +351,7 @@ def _print_rollouts(call: Invocation, page: JsonObject) -> None:
         now = call.api.now()
         _print_hold(call, next((view for view in page["rollouts"] if view["hold"]), page["rollouts"][0]))
         call.output.print_table(
-            ("rollout", "impact", "progress", "over", "VMs", "requested"), _rollout_rows(call, page, now)
+            ("rollout", "impact", "progress", "over", "VMs", "requested", "ends about"), _rollout_rows(call, page, now)
         )
     else:
         call.output.print_line(_NO_ROLLOUTS)
@@ -362,4 +367,5 @@ def _rollout_rows(call: Invocation, page: JsonObject, now: float) -> Iterator[li
             _targets_text(view),
             _progress_line(view),
             describe_time(view["at"], now),
+            describe_time(view["ends_at"], now),
         ]

@@ -31,7 +31,8 @@ async def plan_rollout(
     nothing, and performs no health check. Waits for an earlier dry run. A hold on rollouts is left out of the times,
     and named in the plan. Each of the two simulations ends after 10 seconds of real time, or when nothing more is due;
     later times are then missing. Raises Rejected, NotFound and Refused as the start of the rollout would,
-    DryRunTooLarge, and Unavailable. With over 2,000 VMs nothing is simulated, so its waves have VMs but no times.
+    DryRunTooLarge, and Unavailable. With over 2,000 VMs nothing is simulated: the latest times are those that the
+    started rollout is expected to have, and the earliest ones are missing.
     """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None
@@ -54,6 +55,9 @@ async def plan_rollout(
         notice_s=request.notice_s,
         earliest=await run(approves=True),
         latest=await run(approves=False),
+        forecast=control.rollouts.forecast_of(request, request.rollout, ignores_hold=True)
+        if len(vms) > MAX_SIMULATED_VMS
+        else None,
         without_handler={vm.key for wave in divided for vm in wave if not has_handler(vm)},
         hold=control.rollouts.hold.reason if control.rollouts.hold is not None else "",
     )

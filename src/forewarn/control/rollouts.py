@@ -19,6 +19,7 @@ from forewarn.control.rollout_vms import rollout_vms
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
 from forewarn.control.shared_work import SharedWorkIndex
 from forewarn.control.standing_order import StandingOrderService
+from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Vm
@@ -49,6 +50,8 @@ from forewarn.core.waves import (
     wave_phase,
 )
 from forewarn.errors import Conflict
+from forewarn.explain.rollout_plan import RolloutForecast, forecast_rollout
+from forewarn.hypervisor.simulated import USUAL_DURATION_S
 from forewarn.store.interface import AppliedCommit
 
 _END_STATES = {RolloutState.STOPPED, RolloutState.ABORTED, RolloutState.COMPLETED}
@@ -430,6 +433,34 @@ class RolloutService:
         # VMs that a completed rollout would cover now, and that came later, are not part of it.
         vms = [] if rollout.progress is RolloutState.COMPLETED else snapshot.vms
         return count_rollout_vms(vms, snapshot.events, snapshot.shared.states)
+
+    def forecast_of(
+        self,
+        request: MaintenanceRequest,
+        rollout: Rollout,
+        snapshot: RolloutSnapshot | None = None,
+        *,
+        ignores_hold: bool = False,
+    ) -> RolloutForecast:
+        """Return the sizes and times of the rollout's waves, and when it probably ends, begun or not.
+
+        Expected times are left out while it is paused or on hold, and once it has ended. `request` may be one that is
+        only planned.
+        """
+        now, rules = self._now(), CAUSE_RULES[rollout.cause]
+        act_s = float(rules.duration_s) if rules.duration_s >= 0 else USUAL_DURATION_S[rules.verb]
+        snapshot = snapshot or self.snapshot_of(request, rollout)
+        return forecast_rollout(
+            request,
+            [] if rollout.progress in _END_STATES else snapshot.shared.without(snapshot.vms),
+            snapshot.events,
+            self._store.planned(request_id=request.id),
+            now=now,
+            act_s=act_s + self._transactions.policy.settle_s,
+            goes_on=rollout.progress is RolloutState.RUNNING and (self.hold is None or ignores_hold),
+            budgets=self._budgets.ledger(),
+            windows=self._calendars.windows_at(now + request.notice_s),
+        )
 
     def snapshot_of(self, request: MaintenanceRequest, rollout: Rollout) -> RolloutSnapshot:
         """Read the VMs that a rollout covers now, all its events, and what other rollouts do in its place.

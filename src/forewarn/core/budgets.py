@@ -7,7 +7,7 @@ it. A budget holds back rollouts alone; failures and users may exceed it.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -330,6 +330,11 @@ class BudgetLedger:
         for group, keys in needed.items():
             self._reserved[group] |= keys
         return None
+
+    def groups_of(self, vms: Iterable[Vm]) -> Counter[BudgetGroup]:
+        """Return how many places these VMs need in each group; those that do not run need none."""
+        running = (vm for vm in vms if not is_down(vm, self._down_hosts))
+        return Counter(group for vm in running for group in budget_groups(self._budgets.values(), vm))
 
     def used(self, group: BudgetGroup) -> int:
         """Return how many VMs of the group are out of service or reserved in this ledger; 0 if unknown."""

@@ -114,6 +114,14 @@ class WaveSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
         return not self.vms and not self.share and not self.tag
 
 
+class BegunWave(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A wave of a rollout that has begun. Stored."""
+
+    wave: int = 0  # its index
+    at: float  # lab time at which it began
+    base: int = 0  # how many VMs the rollout had handled by then
+
+
 class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Platform maintenance of some VMs, wave by wave, and update domain by update domain.
 
@@ -143,6 +151,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     wave_size: int = 0  # how many VMs the wave had when it began; 0: it has no fixed number (a tag, or the rest)
     wave_base: int = 0  # how many VMs the rollout had handled when the wave began
     wave_over_at: float | None = None  # lab time at which its last event ended, noted when it settles; None: not so far
+    begun: tuple[BegunWave, ...] = ()  # its waves so far, in order; (): none, or an earlier release began them
     check_round: int = 0  # how often it was resumed: only measurements of the same round count
     resumed_at: float | None = None  # lab time at which a person last resumed it; None: nobody has
     unclear: str = ""  # for people: why its checks let it publish nothing; "": they do

@@ -112,7 +112,7 @@ def _take_within_budgets(
     budgets: BudgetLedger, rollout: Rollout, host: str, vm_group: list[Vm], shortages: dict[BudgetGroup, BudgetShortage]
 ) -> list[Vm]:
     """Return those of the VMs that budgets allow now, reserved; the others are added to `shortages`."""
-    parts = [vm_group] if _needs_gate(rollout) else [[vm] for vm in vm_group]
+    parts = [vm_group] if needs_gate(rollout) else [[vm] for vm in vm_group]
     taken: list[Vm] = []
     for part in parts:
         shortage = budgets.reserve(part, host if len(part) > 1 else "")
@@ -174,6 +174,18 @@ def hosts_in_order(vms: Iterable[Vm]) -> list[tuple[str, list[Vm]]]:
     return sorted(by_host.items(), key=lambda item: (min(vm.update_domain for vm in item[1]), item[0]))
 
 
+def host_units(rollout: Rollout, vms: Iterable[Vm]) -> list[tuple[str, list[Vm]]]:
+    """Return (host, VMs that are published together), in the order in which a rollout takes them."""
+    units: list[tuple[str, list[Vm]]] = []
+    for host, group in hosts_in_order(vms):
+        while group:
+            groups = _publishable_groups(rollout, group)
+            units += [(host, unit) for unit in groups]
+            taken = {vm.key for unit in groups for vm in unit}
+            group = [vm for vm in group if vm.key not in taken]
+    return sorted(units, key=lambda unit: (min(vm.update_domain for vm in unit[1]), unit[0]))
+
+
 def _publishable_groups(rollout: Rollout, group: list[Vm]) -> list[list[Vm]]:
     """Split the VMs of a host into groups that are published together.
 
@@ -187,14 +199,14 @@ def _publishable_groups(rollout: Rollout, group: list[Vm]) -> list[list[Vm]]:
     return [[vm for vm in group if vm.update_domain == lowest[vm.scope_id]]]
 
 
-def _needs_gate(rollout: Rollout) -> bool:
+def needs_gate(rollout: Rollout) -> bool:
     """Return whether all VMs of a host start together."""
     return CAUSE_RULES[rollout.cause].whole_host and not rollout.scope_id
 
 
 def _gate_for(request: MaintenanceRequest, host: str, vm_group: list[Vm], new_id: Callable[[], str]) -> Gate | None:
     """Return a gate for work on a whole host, which waits for all scopes on it; None for other work."""
-    if not _needs_gate(_rollout_of(request)):
+    if not needs_gate(_rollout_of(request)):
         return None
     return Gate(id=new_id(), request_id=request.id, host=host)
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
-from forewarn.core.request import PlannedEvent, Rollout, RolloutState, WaveSpec
+from forewarn.core.request import BegunWave, PlannedEvent, Rollout, RolloutState, WaveSpec
 from forewarn.core.rollout import InvalidRollout, handled_vms, hosts_in_order, remaining_vms
 from forewarn.core.scope import scope_title_from_id
 from forewarn.duration import format_duration
@@ -117,13 +117,15 @@ def begin_wave(
     if not rollout.waves:
         return rollout
     spec = wave_specs(rollout)[phase.wave]
+    base = len(handled_vms(rollout, events, planned))
     return replace(
         rollout,
         wave=phase.wave,
         wave_began_at=now,
         wave_size=len(phase.members) if spec.vms or spec.share else 0,
-        wave_base=len(handled_vms(rollout, events, planned)),
+        wave_base=base,
         wave_over_at=None,
+        begun=(*rollout.begun, BegunWave(wave=phase.wave, at=now, base=base)),
     )
 
 
@@ -133,38 +135,25 @@ def divide_into_waves(rollout: Rollout, vms: Sequence[Vm]) -> list[list[Vm]]:
     `vms` are the VMs that it covers now; those that it cannot affect, such as deallocated ones, are left out. The
     waves will be these if the fleet does not change. A wave may be empty.
     """
-    remaining = remaining_vms(rollout, vms, (), ())
-    total = len(remaining)
-    waves: list[list[Vm]] = []
-    for spec in wave_specs(rollout):
-        members = _first_members(rollout, spec, vms, remaining, total)
-        taken = {vm.key for vm in members}
-        remaining = [vm for vm in remaining if vm.key not in taken]
-        waves.append(members)
-    return waves
+    phase = wave_phase(rollout, vms, (), (), 0.0)
+    by_wave = waves_to_come(rollout, vms, phase, len(phase.remaining))
+    return [by_wave.get(index, []) for index in range(len(wave_specs(rollout)))]
 
 
-def following_waves(
-    rollout: Rollout, vms: Sequence[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent], now: float
-) -> dict[int, int]:
-    """Return how many VMs each wave after the current one would have now, by the index of the wave.
+def waves_to_come(rollout: Rollout, vms: Sequence[Vm], phase: WavePhase, total: int) -> dict[int, list[Vm]]:
+    """Return the VMs without an event of the current wave and of each later one, by the index of the wave.
 
-    `vms` are the VMs that the rollout covers, `events` and `planned` all its events so far. A wave that is about to
-    begin is among them. Index 0 is the first wave of the rollout; `now` is lab time. A wave may have 0 VMs. Without a
-    following wave the result is empty. It is an estimate, because the fleet may change.
+    `vms` are the VMs that the rollout covers, `total` counts those that shares are of: with an event, or remaining.
     """
-    phase = wave_phase(rollout, vms, events, planned, now)
-    taken = {vm.key for vm in phase.members} if phase.step is WaveStep.WORK else set()
-    remaining = [vm for vm in phase.remaining if vm.key not in taken]
-    total = len(handled_vms(rollout, events, planned)) + len(phase.remaining)
+    found = {phase.wave: phase.members} if phase.step is WaveStep.WORK else {}
     first = phase.wave if phase.step is WaveStep.BEGIN else phase.wave + 1
-    sizes: dict[int, int] = {}
-    for index, spec in list(enumerate(wave_specs(rollout)))[first:]:
-        members = _first_members(rollout, spec, vms, remaining, total)
-        taken = {vm.key for vm in members}
-        remaining = [vm for vm in remaining if vm.key not in taken]
-        sizes[index] = len(members)
-    return sizes
+    remaining: Sequence[Vm] = phase.remaining
+    for index, spec in enumerate(wave_specs(rollout)):
+        if index >= first:
+            found[index] = _first_members(rollout, spec, vms, remaining, total)
+        taken = {vm.key for vm in found.get(index, ())}
+        remaining = [vm for vm in remaining if vm.key not in taken] if taken else remaining
+    return found
 
 
 def _first_members(

@@ -6,15 +6,23 @@ assume that every act takes its usual time, and that nothing else comes in betwe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
+from msgspec.structs import replace
 
+from forewarn.core.budgets import BudgetGroup, BudgetLedger
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
-from forewarn.core.request import Rollout
-from forewarn.core.waves import rollout_target_text, wave_specs
-from forewarn.core.windows import calendar_text
+from forewarn.core.maintenance_configuration import TargetWindows
+from forewarn.core.request import BegunWave, MaintenanceRequest, PlannedEvent, Rollout
+from forewarn.core.rollout import handled_vms, host_units, needs_gate
+from forewarn.core.waves import WaveStep, rollout_target_text, wave_phase, wave_specs, waves_to_come
+from forewarn.core.windows import MaintenanceCalendar, calendar_text, next_start
 from forewarn.duration import duration_text
 from forewarn.wording import first_names
 
@@ -44,6 +52,24 @@ class PlannedWave(msgspec.Struct, frozen=True, kw_only=True):
     without_handler: tuple[str, ...] = ()  # names of its VMs that do not poll for events, at most 1,000
 
 
+class ForecastWave(msgspec.Struct, frozen=True, kw_only=True):
+    """A wave of a rollout, begun or to come: its size, and times that are known or expected."""
+
+    wave: int  # its index
+    state: str  # waiting (not begun), now, settling or done
+    size: int  # VMs that it has or will have
+    times: WaveTimes | None = None  # None: it has no VMs, or they cannot be known
+    starts: tuple[float, ...] = ()  # lab times at which its events have started or will, each once, ascending
+
+
+class RolloutForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rollout goes on from now: the sizes and times of its waves, and its expected end."""
+
+    waves: tuple[ForecastWave, ...]  # in order; without those of which nothing is known, as an earlier release's
+    ends_at: float | None  # when the last wave has settled, in lab time; None: a window or a budget never lets it end
+    is_measured: bool  # it assumes the pace of its events so far; False: that nobody approves
+
+
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a rollout would do: its waves in order, when it would be over, and a summary in sentences.
 
@@ -60,13 +86,14 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     waves: tuple[PlannedWave, ...]  # in order, also empty ones
     over_earliest: float | None  # when the last wave has settled; None: not simulated to the end
     over_latest: float | None  # the same if nobody approves; None: not simulated to the end
-    is_cut: bool  # the plan does not reach the end: times of later waves are missing
+    is_cut: bool  # no simulation reached the end: times of later waves are missing, or estimated
     never_started: int  # VMs that would get no event before it ends, from any rollout; 0 if the plan is cut
     without_handler: int  # how many of its VMs do not poll for events
     sentences: tuple[str, ...]  # the summary for people
     hold: str = ""  # why all rollouts are on hold now, although its times assume that they are not; "": they are not
     waits_for: tuple[str, ...] = ()  # what keeps it from its end, in clauses, such as a budget; () if nothing does
     shared: dict[str, int] = {}  # other rollouts that do the same work, by id, and how many of its VMs they serve
+    is_estimated: bool = False  # its latest times are estimated, because it is too large to simulate
     why: str = ""  # why VMs never start, as a clause; "": not known, or all start
 
 
@@ -91,15 +118,21 @@ def make_rollout_plan(
     latest: SimulatedRun | None,
     without_handler: Collection[str] = (),
     hold: str = "",
+    forecast: RolloutForecast | None = None,
 ) -> RolloutPlan:
     """Return the plan of a rollout from its waves (`divide_into_waves`) and two simulations of it.
 
     A simulation that was not made is None, and its times are missing. Without `latest`, or if it did not reach the end,
-    the plan is cut.
+    the plan is cut. `forecast` stands in for `latest` where there is none.
     """
     waves = tuple(
         _planned_wave(rollout, index, members, earliest, latest, without_handler)
         for index, members in enumerate(divided)
+    )
+    expected = {wave.wave: wave for wave in forecast.waves} if forecast is not None else {}
+    waves = tuple(
+        replace(wave, latest=found.times, starts=found.starts) if (found := expected.get(wave.number - 1)) else wave
+        for wave in waves
     )
     vms = sum(map(len, divided))
     reached = latest is not None and latest.is_over
@@ -120,8 +153,9 @@ def make_rollout_plan(
         vms=vms,
         waves=waves,
         over_earliest=over_earliest,
-        over_latest=over_latest,
+        over_latest=forecast.ends_at if forecast is not None else over_latest,
         is_cut=not reached,
+        is_estimated=forecast is not None,
         never_started=never,
         without_handler=silent,
         sentences=(),
@@ -130,7 +164,240 @@ def make_rollout_plan(
         shared=shared,
         why=latest.why if latest is not None and never else "",
     )
-    return msgspec.structs.replace(plan, sentences=tuple(_sentences(plan)))
+    return replace(plan, sentences=tuple(_sentences(plan)))
+
+
+def forecast_rollout(
+    request: MaintenanceRequest,
+    vms: Sequence[Vm],
+    events: Sequence[Event],
+    planned: Sequence[PlannedEvent],
+    *,
+    now: float,
+    act_s: float,
+    goes_on: bool = True,
+    budgets: BudgetLedger | None = None,
+    windows: TargetWindows | None = None,
+) -> RolloutForecast:
+    """Return the waves and the expected end of a rollout, before its start or at any time after.
+
+    `vms` are the VMs that it covers and nobody else serves, `events` and `planned` all its events so far. `act_s` is
+    how long an event usually takes from its start to its end. Unless it `goes_on` by itself, as when it is paused, the
+    expected times are left out. Work that is not its own, such as that of other rollouts in the same budgets, is not
+    considered.
+    """
+    # A simulation knows more, but copies the fleet and takes seconds: too much for each view of a running rollout. This
+    # takes the same waves and units of work as the rollout does, and visits each VM once.
+    rollout = request.rollout
+    assert rollout is not None
+    phase = wave_phase(rollout, vms, events, planned, now)
+    handled = len(handled_vms(rollout, events, planned))
+    to_come = waves_to_come(rollout, vms, phase, handled + len(phase.remaining))
+    is_begun = phase.step in (WaveStep.WORK, WaveStep.SETTLE) or (phase.step is WaveStep.DONE and bool(events))
+    begun = rollout.begun or ((_first_begun(request, rollout),) if is_begun else ())
+    pace = _Pace.of(request, rollout, events, now, act_s=act_s, windows=windows)
+    covered = {(vm.scope_id, vm.name): vm for vm in vms} if budgets is not None else {}
+    waves: list[ForecastWave] = []
+    free_at: float | None = now  # when the next wave may begin; None: never
+    for number, wave in enumerate(begun):
+        following = begun[number + 1] if number + 1 < len(begun) else None
+        until = following.at if following is not None else math.inf
+        own = [event for event in events if wave.at <= event.published_at < until]
+        members = to_come.pop(wave.wave, []) if following is None else []
+        size = (following.base if following is not None else handled + len(members)) - wave.base
+        work = _Work(rollout, pace, budgets)
+        for event in own:
+            work.add_event(event, covered)
+        if following is None and goes_on:
+            for item in planned:
+                work.add_planned(item, covered)
+            work.add_vms(members, now)
+        elif following is None and phase.step is WaveStep.WORK:
+            work.can_end = False
+        state = {WaveStep.WORK: "now", WaveStep.SETTLE: "settling"}.get(phase.step, "done")
+        waves.append(work.forecast(wave.wave, "done" if following is not None else state, size, wave.at))
+        free_at = max(now, phase.settles_until or now) if not (members or work.is_live) else work.settled_at
+    if not goes_on:
+        free_at = None
+    for index, members in to_come.items():
+        work = _Work(rollout, pace, budgets)
+        if free_at is not None and members:
+            work.add_vms(members, free_at)
+            waves.append(work.forecast(index, "waiting", len(members), free_at))
+            free_at = work.settled_at
+        else:
+            waves.append(ForecastWave(wave=index, state="waiting", size=len(members)))
+    return RolloutForecast(waves=tuple(waves), ends_at=free_at, is_measured=pace.is_measured)
+
+
+def _first_begun(request: MaintenanceRequest, rollout: Rollout) -> BegunWave:
+    """The current wave of a rollout without `waves`, or of one that an earlier release began."""
+    began_at = rollout.wave_began_at if rollout.wave_began_at is not None else request.at
+    return BegunWave(wave=rollout.wave, at=began_at, base=rollout.wave_base)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pace:
+    """How long events of a rollout take: from publication to start, and from start to end."""
+
+    now: float
+    notice_s: float
+    act_s: float
+    calendar: MaintenanceCalendar | None
+    windows: TargetWindows | None
+    is_measured: bool
+    known: dict[tuple[MaintenanceCalendar | None, float], float | None] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        request: MaintenanceRequest,
+        rollout: Rollout,
+        events: Sequence[Event],
+        now: float,
+        *,
+        act_s: float,
+        windows: TargetWindows | None,
+    ) -> _Pace:
+        notice_s, count = request.notice_s, 0
+        started_s = published_s = 0.0
+        for event in events:
+            if event.started_at is not None and event.over_at is not None:
+                count += 1
+                published_s += event.started_at - event.published_at
+                started_s += event.over_at - event.started_at
+        has_windows = rollout.calendar is not None or windows is not None
+        if count:
+            act_s = started_s / count
+            notice_s = notice_s if has_windows else published_s / count  # windows say more than the pace so far
+        return _Pace(
+            now=now,
+            notice_s=notice_s,
+            act_s=act_s,
+            calendar=rollout.calendar,
+            windows=windows,
+            is_measured=bool(count) and not has_windows,
+        )
+
+    def start_of(self, calendar: MaintenanceCalendar | None, published_at: float) -> float | None:
+        """When an event that is published then starts; None: never without an approval."""
+        key = calendar, published_at
+        if key not in self.known:
+            at = published_at + self.notice_s
+            at = at if self.is_measured else float(math.ceil(at))
+            self.known[key] = at if calendar is None else next_start(calendar, at)
+        return self.known[key]
+
+    def calendar_of(self, vms: Sequence[Vm]) -> MaintenanceCalendar | None:
+        return self.calendar if self.windows is None else self.windows.calendar_for(vms, self.calendar).common
+
+
+class _Work:
+    """The work of one wave: each scope does one update domain after the other, as far as budgets allow."""
+
+    def __init__(self, rollout: Rollout, pace: _Pace, budgets: BudgetLedger | None) -> None:
+        self._rollout, self._pace, self._budgets = rollout, pace, budgets
+        self._domains: dict[str, tuple[int, float, float]] = {}  # scope → its last update domain, begin and end
+        self._places: defaultdict[BudgetGroup, list[float]] = defaultdict(list)  # when each place is free, ascending
+        self._starts: set[float] = set()
+        self._ends: list[float] = []
+        self.can_end = True
+        self.is_live = False
+
+    @property
+    def settled_at(self) -> float | None:
+        return max(self._ends) + self._rollout.settle_s if self._ends and self.can_end else None
+
+    def add_event(self, event: Event, covered: Mapping[tuple[str, str], Vm]) -> None:
+        pace = self._pace
+        if not event.is_live:
+            self._note(event.started_at, event.over_at)
+            return
+        self.is_live = True
+        start = event.started_at
+        if start is None:
+            start = event.not_before if event.approved_at is None else pace.now
+            if event.calendar is not None and event.approved_at is None:
+                start = next_start(event.calendar, max(start, pace.now))
+        if start is None:
+            self.can_end = False
+            return
+        end = max(pace.now, max(start, event.started_at or pace.now) + pace.act_s)
+        self._take(event.scope_id, event.update_domain, event.published_at, end)
+        self._note(start, end)
+        self._take_places(_known_vms(event, covered), end)
+
+    def add_planned(self, item: PlannedEvent, covered: Mapping[tuple[str, str], Vm]) -> None:
+        self.is_live = True
+        end = self._publish([(item.scope_id, item.update_domain)], self._pace.now, item.calendar)
+        self._take_places(_known_vms(item, covered), end)
+
+    def add_vms(self, vms: Sequence[Vm], at: float) -> None:
+        for _, unit in host_units(self._rollout, vms):
+            parts = [unit] if self._budgets is None or needs_gate(self._rollout) else [[vm] for vm in unit]
+            for part in parts:
+                self._add_unit(part, at)
+
+    def _add_unit(self, vms: Sequence[Vm], at: float) -> None:
+        scopes = {(vm.scope_id, vm.update_domain) for vm in vms}
+        for scope_id, domain in scopes:
+            if (known := self._domains.get(scope_id)) is not None:
+                at = max(at, known[1] if known[0] == domain else known[2])
+        budgets = self._budgets
+        for group, count in budgets.groups_of(vms).items() if budgets is not None else ():
+            assert budgets is not None
+            places, spare = self._places[group], budgets.limit(group) - count
+            if spare < 0:
+                self.can_end = False  # they go together, and never fit
+                return
+            if len(places) > spare:
+                at = max(at, places[len(places) - spare - 1])
+        self._take_places(vms, self._publish(scopes, at, self._pace.calendar_of(vms)))
+
+    def _take_places(self, vms: Iterable[Vm], end: float | None) -> None:
+        if self._budgets is None or end is None:
+            return
+        for group, count in self._budgets.groups_of(vms).items():
+            for _ in range(count):
+                insort(self._places[group], end)
+
+    def _publish(
+        self, scopes: Iterable[tuple[str, int]], at: float, calendar: MaintenanceCalendar | None
+    ) -> float | None:
+        start = self._pace.start_of(calendar, at)
+        if start is None:
+            self.can_end = False
+            return None
+        end = start + self._pace.act_s
+        for scope_id, domain in scopes:
+            self._take(scope_id, domain, at, end)
+        self._note(start, end)
+        return end
+
+    def _take(self, scope_id: str, domain: int, at: float, end: float) -> None:
+        known = self._domains.get(scope_id)
+        if known is not None and known[0] == domain:
+            at, end = min(known[1], at), max(known[2], end)
+        self._domains[scope_id] = domain, at, end
+
+    def _note(self, start: float | None, end: float | None) -> None:
+        if start is not None:
+            self._starts.add(start)
+        if end is not None:
+            self._ends.append(end)
+
+    def forecast(self, wave: int, state: str, size: int, begins_at: float) -> ForecastWave:
+        over_at = max(self._ends) if self._ends and self.can_end else None
+        times = WaveTimes(
+            begins_at=begins_at,
+            starts_at=min(self._starts, default=None),
+            over_at=over_at,
+            settled_at=over_at + self._rollout.settle_s if over_at is not None else None,
+        )
+        return ForecastWave(wave=wave, state=state, size=size, times=times, starts=tuple(sorted(self._starts)))
+
+
+def _known_vms(event: Event | PlannedEvent, covered: Mapping[tuple[str, str], Vm]) -> list[Vm]:
+    return [vm for name in event.vms if (vm := covered.get((event.scope_id, name))) is not None]
 
 
 def _end_of(run: SimulatedRun | None, rollout: Rollout, now: float) -> float | None:
@@ -215,7 +482,9 @@ def _sentences(plan: RolloutPlan) -> Iterator[str]:
 
 def _sentences_about_cut(plan: RolloutPlan) -> Iterator[str]:
     """Yield why a plan does not reach its end: budgets, or its size."""
-    if not plan.waits_for:
+    if plan.is_estimated:
+        yield "It is too large to simulate, so its times are estimated."
+    elif not plan.waits_for:
         yield "It is too large to simulate to its end, so later times are missing."
     for wait in plan.waits_for:
         yield f"It would not finish, so later times are missing: {wait}."

@@ -27,7 +27,7 @@ from forewarn.portal.filters import require_choice
 from forewarn.portal.heat_map import HeatMap, heat_map
 from forewarn.portal.notice_chart import CHART_SPANS, NoticeChart, notice_chart
 from forewarn.portal.request_page import request_page_path
-from forewarn.portal.rollout_index import EndEstimate, RolloutTracker
+from forewarn.portal.rollout_index import RolloutTracker
 from forewarn.portal.rollout_pages import PROGRESS_PARTS, ProgressPart
 from forewarn.portal.status_card import may_approve_event
 from forewarn.portal.timeline_chart import format_iso
@@ -90,8 +90,8 @@ class CurrentRollout(BaseView, frozen=True, kw_only=True):
     progress: str  # a RolloutState; of an open rollout mostly running or paused
     who: str  # the name of who requested it
     tally: RolloutTally  # its VMs by what happened to them
-    ends_at: float | None  # when it probably ends, in lab time; None: it does not run
-    basis: str  # what the estimate is based on, in words; "" without an estimate
+    ends_at: float | None  # when it probably ends, in lab time; None: paused, on hold, or it cannot be known
+    is_at_pace: bool  # `ends_at` assumes the pace of its events so far; false: that nobody approves
 
     @property
     def parts(self) -> tuple[ProgressPart, ...]:
@@ -194,7 +194,7 @@ async def show_overview_page(context: PortalContext, call: HandlerCall, query: O
         started=events.count_started(scopes),
         current=tuple(_current_event(context, event, more) for event, more in _first_events(events.started(scopes))),
         sees_rollouts=context.can_see_everything(),
-        rollouts=tuple(_current_rollout(context, tracker, now) for tracker in trackers[: -_MAX_ROLLOUTS - 1 : -1]),
+        rollouts=tuple(_current_rollout(context, tracker) for tracker in trackers[: -_MAX_ROLLOUTS - 1 : -1]),
         more_rollouts=max(0, len(trackers) - _MAX_ROLLOUTS),
         fleet=heat_map(context),
         notice=notice_chart(events.notice, now, query.span, None if scopes is None else scopes.has),
@@ -263,9 +263,9 @@ def _label(event: Event, vms: Iterable[str]) -> str:
     return f"{event_kind_text(event)} of {join_names(list(vms))}"
 
 
-def _current_rollout(context: PortalContext, tracker: RolloutTracker, now: float) -> CurrentRollout:
-    estimate = tracker.estimated_end(now, context.control.transactions.policy.settle_s)
+def _current_rollout(context: PortalContext, tracker: RolloutTracker) -> CurrentRollout:
     rollout = tracker.rollout
+    forecast = context.control.rollouts.forecast_of(tracker.request, rollout)
     return CurrentRollout(
         id=tracker.request.id,
         impact=rollout.impact,
@@ -273,13 +273,6 @@ def _current_rollout(context: PortalContext, tracker: RolloutTracker, now: float
         progress=rollout.progress,
         who=tracker.request.who,
         tally=tracker.tally,
-        ends_at=estimate.at if estimate is not None else None,
-        basis=_estimate_text(estimate) if estimate is not None else "",
+        ends_at=forecast.ends_at,
+        is_at_pace=forecast.is_measured,
     )
-
-
-def _estimate_text(estimate: EndEstimate) -> str:
-    left = (
-        f"{estimate.waves} more {'batch' if estimate.waves == 1 else 'batches'}" if estimate.waves else "the last batch"
-    )
-    return f"{left}, at the pace so far" if estimate.is_measured else f"{left}, if nobody approves"

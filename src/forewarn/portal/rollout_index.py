@@ -1,4 +1,4 @@
-"""In-memory progress of open rollouts, counted as their events change, with an estimate of their end.
+"""In-memory progress of open rollouts, counted as their events change.
 
 A rollout may affect the whole fleet, so the overview does not read its VMs and events at each view. The counts are
 those of `core.rollout.count_rollout_vms`.
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from forewarn.control.rollouts import RolloutService
-from forewarn.core.acts import can_act_on
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event
@@ -25,7 +24,7 @@ from forewarn.core.history import EntryKind
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState, RolloutTally
 from forewarn.core.rollout import handled_vms, rollout_vm_states
 from forewarn.core.shared_work import VmInScope
-from forewarn.core.waves import covers_vm, settles_until, wave_specs
+from forewarn.core.waves import covers_vm
 from forewarn.errors import Unavailable
 from forewarn.portal.serving_events import ServingEvents
 from forewarn.store.interface import Store
@@ -39,50 +38,8 @@ _BATCH_SIZE = 1000  # events counted before other tasks run
 _NO_EVENT = "no event"  # in place of a tally field: of a VM that waits, and no event lists
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndEstimate:
-    """When a running rollout probably ends, and what that is based on."""
-
-    at: float  # lab time
-    waves: int  # update domains that are not published yet, in the scope with the most of them
-    is_measured: bool  # it is based on the pace of its events so far; False: it assumes that nobody approves
-
-
-class _RemainingWaves:
-    """Counts VMs that no event lists yet by scope and update domain: each update domain takes a wave."""
-
-    def __init__(self) -> None:
-        self._vms: dict[str, tuple[str, int]] = {}  # key → scope id, update domain
-        self._domains: dict[str, Counter[int]] = {}  # scope id → VMs by update domain
-        self._scopes_by_waves: Counter[int] = Counter()  # how many scopes have this many update domains left
-
-    def add(self, vm: Vm) -> None:
-        self.remove(vm.key)
-        self._vms[vm.key] = (vm.scope_id, vm.update_domain)
-        self._count(vm.scope_id, vm.update_domain, 1)
-
-    def remove(self, key: str) -> None:
-        if (known := self._vms.pop(key, None)) is not None:
-            self._count(*known, -1)
-
-    def _count(self, scope_id: str, domain: int, change: int) -> None:
-        domains = self._domains.setdefault(scope_id, Counter())
-        self._scopes_by_waves[len(domains)] -= 1
-        domains[domain] += change
-        if not domains[domain]:
-            del domains[domain]
-        self._scopes_by_waves[len(domains)] += 1
-        if not domains:
-            del self._domains[scope_id]
-
-    @property
-    def most(self) -> int:
-        """The number of update domains left in the scope that has the most; 0 if none is left."""
-        return max((waves for waves, scopes in self._scopes_by_waves.items() if scopes > 0), default=0)
-
-
 class RolloutTracker:
-    """The progress of one open rollout: its tally, whether it stalls, and when it probably ends.
+    """The progress of one open rollout: its tally, and whether it stalls.
 
     A RolloutIndex makes and changes it. `request` is the rollout's request as of the last commit; `serving` knows what
     all rollouts do to VMs. The VMs of the rollout are counted host by host when the tracker is new: until that is done,
@@ -100,12 +57,10 @@ class RolloutTracker:
         self._awaited: set[VmInScope] = set()  # VMs that another rollout works on, or has planned to
         self._counted: dict[VmInScope, str] = {}  # VM → tally field that counts it now, or _NO_EVENT
         self._counts: Counter[str] = Counter()  # of VMs by tally field, or _NO_EVENT
-        self._waves = _RemainingWaves()
         self._last_not_before = 0.0  # of all its events
         self._changed_at = request.at  # lab time of the last change of one of its events
         self._ended: set[str] = set()  # ids of events that started and are over
-        self._event_s = 0.0  # of these: the sum of the times from publication to end
-        self._act_s = 0.0  # likewise from start to end
+        self._act_s = 0.0  # of these: the sum of the times from start to end
 
     @property
     def rollout(self) -> Rollout:
@@ -146,29 +101,6 @@ class RolloutTracker:
         if self.rollout.wave_over_at is not None:
             due_at = max(due_at, self.rollout.wave_over_at + self.rollout.settle_s)
         return now - self._changed_at if now - due_at > STALL_S else None
-
-    def estimated_end(self, now: float, settle_s: float) -> EndEstimate | None:
-        """Return when the rollout probably ends, as of lab time `now`; None unless it is running.
-
-        The update domains of a scope follow one another, and scopes do not wait for each other: so the scope with the
-        most update domains left decides. The settling times of the rollout's waves are added. `settle_s` is for how
-        long, in seconds of lab time, an event stays listed after its last act.
-        """
-        if self.rollout.progress is not RolloutState.RUNNING:
-            return None
-        act_s = self._mean_act_s() + (0 if self._ended else settle_s)
-        wave_s = self._event_s / len(self._ended) if self._ended else self.request.notice_s + act_s
-        end = now
-        if self._counts["scheduled"]:
-            end = max(now, self._last_not_before) + act_s
-        elif self._counts["started"]:
-            end = max(now, self._changed_at + act_s)
-        waves = self._waves.most
-        unsettled = len(wave_specs(self.rollout)) - self.rollout.wave  # waves that settle from now on
-        end = max(end, settles_until(self.rollout, now) or now) + (unsettled - 1) * self.rollout.settle_s
-        if self.rollout.wave_over_at is None:
-            end += self.rollout.settle_s
-        return EndEstimate(at=end + waves * wave_s, waves=waves, is_measured=bool(self._ended))
 
     def _mean_act_s(self) -> float:
         if self._ended:
@@ -212,10 +144,6 @@ class RolloutTracker:
         if state:
             self._counted[name] = state
             self._counts[state] += 1
-        if vm is not None and state == _NO_EVENT and can_act_on(vm, CAUSE_RULES[self.rollout.cause].verb):
-            self._waves.add(vm)
-        elif vm is not None or key not in self._covered:
-            self._waves.remove(key)
 
     def on_event(self, event: Event) -> None:
         """Count the VMs of an event of the rollout that was published or changed. Only the index calls it.
@@ -239,7 +167,6 @@ class RolloutTracker:
         self._changed_at = max(self._changed_at, *(at for at in times if at is not None))
         if event.started_at is not None and event.over_at is not None and event.id not in self._ended:
             self._ended.add(event.id)
-            self._event_s += event.over_at - event.published_at
             self._act_s += event.over_at - event.started_at
 
 

@@ -216,7 +216,9 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: R
     assert request.rollout is not None
     snapshot = context.control.rollouts.snapshot_of(request, request.rollout)
     await asyncio.sleep(0)  # each step of a large rollout takes a while: lets other tasks run in between
-    view = RolloutView(**rollout_fields_from_snapshot(context, request, request.rollout, snapshot))
+    forecast = context.control.rollouts.forecast_of(request, request.rollout, snapshot)
+    await asyncio.sleep(0)
+    view = RolloutView(**rollout_fields_from_snapshot(context, request, request.rollout, snapshot, forecast))
     await asyncio.sleep(0)
     scopes = _domains_by_scope(snapshot, is_closed=view.closed, is_open=view.progress in _OPEN_STATES)
     await asyncio.sleep(0)
@@ -233,7 +235,7 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: R
         waiting=_waiting_domains(snapshot) if view.progress in _OPEN_STATES else (),
         scopes=tuple(_scope_progress(context, scopes[:_MAX_SCOPES])),
         more_scopes=max(0, len(scopes) - _MAX_SCOPES),
-        diagram=diagram_of_rollout(context, request, request.rollout, snapshot),
+        diagram=diagram_of_rollout(request.rollout, forecast, context.now()),
         course=request_timeline(
             context,
             snapshot.events if is_whole else batches[batch - 1] if batch else (),

@@ -1,7 +1,7 @@
 """The waves of a rollout as a diagram over time, and the starts of their events as a calendar.
 
 For a rollout that is previewed, the times are those of the plan if nobody approves; for one that has begun, those of
-its events so far.
+its events so far, and then the expected ones.
 """
 
 from __future__ import annotations
@@ -9,18 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from forewarn.control.rollouts import RolloutSnapshot
-from forewarn.core.event import Event
-from forewarn.core.history import EntryKind
-from forewarn.core.request import MaintenanceRequest, Rollout
-from forewarn.core.waves import following_waves, wave_specs
-from forewarn.explain.rollout_plan import PlannedWave
-from forewarn.web.context import RequestContext
+from forewarn.core.request import Rollout
+from forewarn.core.waves import wave_specs
+from forewarn.explain.rollout_plan import PlannedWave, RolloutForecast, WaveTimes
 from forewarn.web.views import BaseView
 
 _MAX_DAYS = 31  # of the calendar
 _MAX_TIMES = 12  # starts of a wave on one day that the calendar lists
-_MAX_ENTRIES_READ = 5_000
 _LEAST_WIDTH = 0.4  # percent of the diagram, so that a part of seconds can be seen
 
 
@@ -94,91 +89,39 @@ def diagram_of_plan(waves: Sequence[PlannedWave], now: float) -> WaveDiagram | N
     """
     if not any(wave.latest for wave in waves):
         return None
-    return _diagram([_planned_facts(wave) for wave in waves if wave.size], now)
+    facts = [_facts(wave.name, "planned", wave.size, wave.latest, wave.starts) for wave in waves if wave.size]
+    return _diagram(facts, now)
 
 
-def _planned_facts(wave: PlannedWave) -> _WaveFacts:
-    times = wave.latest
-    if times is None:
-        return _WaveFacts(name=wave.name, state="planned", vms=wave.size)
-    return _WaveFacts(
-        name=wave.name,
-        state="planned",
-        vms=wave.size,
-        begins_at=times.begins_at,
-        starts_at=times.starts_at,
-        over_at=times.over_at,
-        settled_at=times.settled_at,
-        starts=wave.starts,
-    )
-
-
-def diagram_of_rollout(
-    context: RequestContext, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot
-) -> WaveDiagram | None:
+def diagram_of_rollout(rollout: Rollout, forecast: RolloutForecast, now: float) -> WaveDiagram | None:
     """Return the diagram of a started rollout; None if it has only one wave, which does not settle.
 
-    `request` and `rollout` belong to `snapshot`. Waves that have begun have the times of their events so far, unless
-    the history of their beginning was pruned: then they are left out. Later waves have a number of VMs and no times,
-    and are left out if they have no VMs or the rollout is closed.
+    `forecast` has the times so far and the expected ones. Waves to come are left out if they have no VMs.
     """
     specs = wave_specs(rollout)
     if len(specs) == 1 and not rollout.settle_s:
         return None
-    now = context.now()
-    begun = _begin_times(context, request) if rollout.waves else {0: request.at}
-    planned = context.store.planned(request_id=request.id)
-    later = {} if rollout.closed else following_waves(rollout, snapshot.vms, snapshot.events, planned, now)
-    facts: list[_WaveFacts] = []
-    for index, spec in enumerate(specs):
-        if index in begun:
-            ends = [at for number, at in begun.items() if number > index]
-            events = [e for e in snapshot.events if begun[index] <= e.published_at < min(ends, default=float("inf"))]
-            facts.append(_begun_facts(spec.name, events, rollout, now, is_last=not ends))
-        elif vms := later.get(index, 0):
-            facts.append(_WaveFacts(name=spec.name, state="waiting", vms=vms))
+    facts = [
+        _facts(specs[wave.wave].name, "done" if rollout.closed else wave.state, wave.size, wave.times, wave.starts)
+        for wave in forecast.waves
+        if wave.size or wave.state != "waiting"
+    ]
     return _diagram(facts, now)
 
 
-def _begin_times(context: RequestContext, request: MaintenanceRequest) -> dict[int, float]:
-    """When each wave began, by index, from the history; without those whose entries are pruned."""
-    entries = context.store.history(request_id=request.id, limit=_MAX_ENTRIES_READ)
-    found: dict[int, float] = {}
-    for entry in entries:
-        words = entry.text.partition(": wave ")[2].split()
-        if entry.what is EntryKind.WAVE and " begins with " in entry.text and words and words[0].isdecimal():
-            found.setdefault(int(words[0]) - 1, entry.at)
-    return found
-
-
-def _begun_facts(name: str, events: Sequence[Event], rollout: Rollout, now: float, *, is_last: bool) -> _WaveFacts:
-    is_live = any(event.is_live for event in events)
-    starts = {at for event in events if (at := _start_of(event)) is not None}
-    ends = [event.over_at for event in events if event.over_at is not None]
-    over_at = max(ends, default=None) if not is_live and not (is_last and rollout.wave_over_at is None) else None
-    if rollout.closed:
-        over_at = max(ends, default=None)
-    settled_at = over_at + rollout.settle_s if over_at is not None else None
-    state = "now"
-    if settled_at is not None:
-        state = "settling" if settled_at > now and not rollout.closed else "done"
+def _facts(name: str, state: str, vms: int, times: WaveTimes | None, starts: tuple[float, ...]) -> _WaveFacts:
+    if times is None:
+        return _WaveFacts(name=name, state=state, vms=vms)
     return _WaveFacts(
         name=name,
         state=state,
-        vms=len({(event.scope_id, name) for event in events for name in event.vms}),
-        begins_at=min((event.published_at for event in events), default=None),
-        starts_at=min(starts, default=None),
-        over_at=over_at,
-        settled_at=settled_at,
-        starts=tuple(sorted(starts)),
+        vms=vms,
+        begins_at=times.begins_at,
+        starts_at=times.starts_at,
+        over_at=times.over_at,
+        settled_at=times.settled_at,
+        starts=starts,
     )
-
-
-def _start_of(event: Event) -> float | None:
-    """When an event started, or starts without an approval; None: it ended without a start."""
-    if event.started_at is not None:
-        return event.started_at
-    return event.not_before if event.is_live else None
 
 
 def _diagram(facts: Sequence[_WaveFacts], now: float) -> WaveDiagram:

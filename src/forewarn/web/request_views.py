@@ -16,6 +16,7 @@ from forewarn.core.rollout import remaining_vms
 from forewarn.core.scope import scope_title, scope_title_from_id
 from forewarn.core.waves import rollout_target_text, settles_until, settling_text, wave_specs
 from forewarn.core.windows import calendar_text
+from forewarn.explain.rollout_plan import RolloutForecast
 from forewarn.web.context import RequestContext
 from forewarn.web.rollout_views import RolloutView
 from forewarn.web.view_builder import ViewBuilder, request_view
@@ -161,9 +162,16 @@ def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
 
 
 def rollout_fields_from_snapshot(
-    context: RequestContext, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot | None
+    context: RequestContext,
+    request: MaintenanceRequest,
+    rollout: Rollout,
+    snapshot: RolloutSnapshot | None,
+    forecast: RolloutForecast | None = None,
 ) -> dict[str, Any]:
     """Return the values of the fields of a RolloutView, by field name, for a rollout that is read already."""
+    if forecast is None and snapshot is not None:
+        forecast = context.control.rollouts.forecast_of(request, rollout, snapshot)
+    sizes = {wave.wave: wave.size for wave in forecast.waves} if forecast is not None and not rollout.closed else {}
     return {
         "id": request.id,
         "impact": rollout.impact,
@@ -182,9 +190,12 @@ def rollout_fields_from_snapshot(
         "windows": calendar_text(rollout.calendar) if rollout.calendar else "",
         "tally": context.control.rollouts.tally_of(request, rollout, snapshot),
         "waves": tuple(spec.name for spec in wave_specs(rollout)),
+        "wave_vms": tuple(sizes.get(index, 0) for index in range(len(wave_specs(rollout)))) if sizes else (),
         "wave": rollout.wave + 1,
         "settle_s": rollout.settle_s,
         "settles_until": settles_until(rollout, context.now()),
+        "ends_at": forecast.ends_at if forecast is not None else None,
+        "is_at_pace": forecast is not None and forecast.ends_at is not None and forecast.is_measured,
         "waits_for": rollout_waits(context, request, snapshot),
         "next_update_domains": () if snapshot is None else next_update_domains(context, request, snapshot),
     }

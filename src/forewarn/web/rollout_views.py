@@ -27,9 +27,12 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     tally: RolloutTally  # how many of its VMs are done, failed, waiting and so on
     next_update_domains: tuple[int, ...]  # each once, ascending; () once it has ended, stopped or been aborted
     waves: tuple[str, ...]  # names, in order; the last is the rest
+    wave_vms: tuple[int, ...]  # VMs of each wave, begun or to come; () once it has ended
     wave: int  # number of the wave that it works on, or that settles, from 1
     settle_s: float  # lab time that must pass after the last event of each wave
     settles_until: float | None  # lab time until which the wave settles; None: it does not
+    ends_at: float | None  # when it probably ends, in lab time; None: paused, on hold, ended, or it cannot be known
+    is_at_pace: bool  # `ends_at` assumes the pace of its events so far; false: that nobody approves
     waits_for: tuple[str, ...]  # settling, budgets, checks or rollouts that keep it from publishing more, in clauses
 
 
