@@ -9,7 +9,7 @@ import pytest
 from forewarn.core.cause import Cause
 from forewarn.core.commit import Commit
 from forewarn.core.event import EventState
-from forewarn.core.request import RequestedOperation
+from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact
 from forewarn.store.memory import MemoryStore
 from tests.support.world import World, a_host, a_vm
 
@@ -23,6 +23,32 @@ class FailingScopeStore(MemoryStore):
         if self.failing_scope and any(scope.id == self.failing_scope for scope in commit.scopes):
             raise RuntimeError("this scope fails")
         return await super().commit(commit)
+
+
+class RequestReadingStore(MemoryStore):
+    """Counts the requests that were read."""
+
+    reads = 0
+
+    def request(self, request_id: str) -> MaintenanceRequest | None:
+        self.reads += 1
+        return super().request(request_id)
+
+
+def test_publishing_reads_the_request_of_a_rollout_once_and_not_for_each_event() -> None:
+    """A request names all its hosts: read for each of their events, it makes a large rollout quadratic."""
+    reads = []
+    for count in (5, 50):
+        store = RequestReadingStore()
+        hosts = [a_host(f"h{n}") for n in range(count)]
+        world = World(store=store, hosts=hosts, vms=[a_vm(f"vm-{n}", host=f"h{n}") for n in range(count)])
+        rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=tuple(host.name for host in hosts))
+        world.do(world.control.rollout_requests.start(rollout, who="ann"))
+        world.settle()
+        assert len(world.events(EventState.SCHEDULED)) == count
+        reads.append(store.reads)
+        world.close()
+    assert reads[0] == reads[1]
 
 
 def test_an_error_in_one_scope_does_not_block_the_others() -> None:

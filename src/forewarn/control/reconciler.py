@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from forewarn.control.executor import ActExecutor, FailedAttempt
 from forewarn.control.fault_storms import FaultStormService
@@ -32,7 +32,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.host_failure import outcome_on_failed_host
 from forewarn.core.planning import apply_planned_event
 from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope, record_act_outcome
-from forewarn.core.request import PlannedEvent, RolloutState
+from forewarn.core.request import PlannedEvent, Rollout, RolloutState
 from forewarn.core.scope import Scope
 from forewarn.duration import duration_text
 from forewarn.errors import Conflict, Refused, Unavailable, full_message
@@ -294,37 +294,21 @@ class Reconciler:
             scopes = list(waiting.items())
             for at in range(0, len(scopes), MAX_CONCURRENT_SCOPES):
                 # Per batch, so that a pause waits for one batch only.
+                batch = scopes[at : at + MAX_CONCURRENT_SCOPES]
                 async with self._transactions.publication_lock:
+                    # Read once for the batch: nobody pauses a rollout meanwhile, and one over many hosts is long.
+                    requests = map(self._store.request, {item.request_id for _, items in batch for item in items})
+                    rollouts = {request.id: request.rollout for request in requests if request and request.rollout}
                     await run_concurrently(
                         self._transactions.run(
-                            s, self._applying_decision(p), planned=p, extra_commit=_applied_commit(p)
+                            s, _applying_decision(p, rollouts), planned=p, extra_commit=_applied_commit(p)
                         )
-                        for s, p in scopes[at : at + MAX_CONCURRENT_SCOPES]
+                        for s, p in batch
                     )
         except BaseException:
             self._has_unapplied = True
             raise
         return bool(waiting)
-
-    def _applying_decision(self, planned: list[PlannedEvent]) -> Callable[[Scope, DecisionContext], Scope]:
-        def decision(scope: Scope, context: DecisionContext) -> Scope:
-            for item in planned:
-                # Dropped, not kept: when the rollout goes on, it plans from what is true by then.
-                if self._is_rollout_stopped(item.request_id, context):
-                    continue
-                try:
-                    scope = apply_planned_event(scope, item, context)
-                except Refused as error:
-                    scope = scope.with_entries(_skipped_entry(item, full_message(error), context.now))
-            return scope
-
-        return decision
-
-    def _is_rollout_stopped(self, request_id: str, context: DecisionContext) -> bool:
-        request = self._store.request(request_id)
-        if request is None or request.rollout is None:
-            return False
-        return bool(context.hold) or request.rollout.progress is not RolloutState.RUNNING
 
     async def _end_acts_on_failed_hosts(self) -> bool:
         """Reconcile the scopes with acts that need a failed host; their VMs may have no event of the failure."""
@@ -359,6 +343,23 @@ class Reconciler:
         if due:
             await self._gates.reconcile(due)
         return bool(due)
+
+
+def _applying_decision(
+    planned: list[PlannedEvent], rollouts: Mapping[str, Rollout]
+) -> Callable[[Scope, DecisionContext], Scope]:
+    def decision(scope: Scope, context: DecisionContext) -> Scope:
+        for item in planned:
+            rollout = rollouts.get(item.request_id)
+            if rollout is not None and (context.hold or rollout.progress is not RolloutState.RUNNING):
+                continue  # dropped, not kept: when the rollout goes on, it plans from what is true by then
+            try:
+                scope = apply_planned_event(scope, item, context)
+            except Refused as error:
+                scope = scope.with_entries(_skipped_entry(item, full_message(error), context.now))
+        return scope
+
+    return decision
 
 
 def _is_any_moved_on(before: Scope, after: Scope, now: float) -> bool:
