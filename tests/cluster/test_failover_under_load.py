@@ -105,7 +105,7 @@ def test_a_promoted_standby_of_postgresql_continues_the_record(cluster: LoadedCl
     with cluster.load("promote") as load:
         load.wait_for_rounds(1)
         cluster.servers.primary.kill()
-        cluster.servers.standby.promote()
+        cluster.servers.go_on_alone()
         load.wait_for_rounds(2)
         nodes = [*cluster.control.nodes.values()]
         until(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 import pytest
@@ -12,19 +11,27 @@ from msgspec.structs import replace
 from forewarn.cluster.bus import NoAnswer, Subjects
 from forewarn.cluster.control_side import ActBindings
 from forewarn.cluster.host_node import RulesChanged
-from forewarn.cluster.messages import Heartbeat, JoinRequest, NodeInfo, OrderReport, StreamSource, encode_bus_message
+from forewarn.cluster.messages import (
+    JoinAccepted,
+    JoinRequest,
+    NodeInfo,
+    OrderReport,
+    RecordPosition,
+    decode_from_active,
+    encode_bus_message,
+)
 from forewarn.cluster.move_settlements import MoveSettlements
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
-from forewarn.cluster.stream_follower import StreamFollower
 from forewarn.control.fleet import FleetChange
 from forewarn.core.cause import Cause, Verb
 from forewarn.core.commit import Commit
 from forewarn.core.event import Act, ActOutcome, Event, EventState
+from forewarn.core.request import RequestedOperation
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.moves import MoveHandover, MoveRelease, StepReport
 from forewarn.store.memory import MemoryStore
 from tests.simulation.virtual_loop import VirtualTimeLoop
-from tests.support.cluster_world import ClusterWorld, run_cluster
+from tests.support.cluster_world import ChangingTerm, ClusterWorld, run_cluster
 from tests.support.world import a_host, a_vm
 
 HOSTS = [a_host("h1"), a_host("h2")]
@@ -182,26 +189,50 @@ def test_a_node_that_starts_again_with_other_rules_leaves_no_handler_at_the_bus(
 
 
 @pytest.mark.parametrize(
-    ("record_id", "number", "is_reported"), [("r1", 8, True), ("r1", 7, False), ("before renewal", 8, False)]
+    ("shown", "is_lost"),
+    [
+        (RecordPosition("r1", 8, "h8"), True),
+        (RecordPosition("r1", 7, "other"), True),
+        (RecordPosition("r1", 7, "h7"), False),
+        (RecordPosition("r1", 6, "h6"), False),
+        (RecordPosition("before renewal", 8, "h8"), False),
+        (RecordPosition(), False),
+    ],
 )
-def test_a_record_that_has_lost_groups_which_a_node_knows_is_reported(
-    caplog: pytest.LogCaptureFixture, record_id: str, number: int, is_reported: bool
-) -> None:
+def test_a_node_that_has_shown_what_the_record_has_lost_gets_no_facts(shown: RecordPosition, is_lost: bool) -> None:
     async def scenario(world: ClusterWorld) -> None:
-        world.term.record_number, world.term.record_id = 7, "r1"
-        await world.start_node("h1")
+        world.term.record = RecordPosition("r1", 7, "h7")
         client = world.broker.connect("client")
-        request = JoinRequest(NodeInfo("node-h2", 1, "0.2.0"), "h2", number, record_id)
-        await client.request("forewarn.ask.h2", encode_bus_message(request), timeout_s=5)
-        assert world.term.losses == ([("the node of host h2", 8)] if is_reported else [])
+        request = JoinRequest(NodeInfo("node-h2", 1, "0.2.0"), "h2", shown.number, shown.id, shown.hash)
+        asked = client.request("forewarn.ask.h2", encode_bus_message(request), timeout_s=1)
+        if is_lost:
+            with pytest.raises(NoAnswer):
+                await asked
+        else:
+            accepted = decode_from_active(await asked)
+            assert isinstance(accepted, JoinAccepted)
+            assert accepted.record == world.term.record
+        assert world.term.losses == ([("the node of host h2", shown.number)] if is_lost else [])
 
-    with caplog.at_level(logging.ERROR):
-        run_cluster(scenario, vms=[WEB], hosts=HOSTS)
-    assert ("run forewarn store renew" in caplog.text) is is_reported
+    run_cluster(scenario, vms=[WEB], hosts=HOSTS)
 
 
-def test_a_node_knows_the_highest_number_of_one_record() -> None:
-    follower, source = StreamFollower(), StreamSource(1, "s")
-    for record_id, number, known in (("r1", 5, 5), ("r1", 4, 5), ("r2", 2, 2)):
-        follower.on_heartbeat(Heartbeat(source, "", 0.0, number, record_id), 0.0)
-        assert (follower.record_id, follower.record_number) == (record_id, known)
+def test_a_node_tells_another_active_node_which_commit_it_has_shown_last() -> None:
+    """The heartbeats of a node that it has not joined, with other commits, do not hide it."""
+
+    async def scenario(world: ClusterWorld) -> None:
+        world.term.record = RecordPosition("r1", 7, "h7")
+        node = await world.start_node("h1")
+        assert node.node.follower.record == world.term.record
+        world.term.record = RecordPosition("r1", 8, "h8")
+        await world.ask(RequestedOperation.RESTART, "web")
+        await world.wait_until(lambda: node.node.follower.record == world.term.record)
+        await world.active.kill()
+        world.term = ChangingTerm(number=2, record=RecordPosition("r1", 9, "other"))
+        world.term.marks[8] = "another"
+        await world.start_control()
+        await asyncio.sleep(5)
+        assert set(world.term.losses) == {("the node of host h1", 8)}
+        assert node.node.follower.record == RecordPosition("r1", 8, "h8")
+
+    run_cluster(scenario, vms=[WEB], hosts=HOSTS)

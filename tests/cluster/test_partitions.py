@@ -137,7 +137,7 @@ def test_an_old_primary_behind_a_partition_acknowledges_nothing_after_the_standb
         load.wait_for_rounds(1)
         network.separate({old_part, active}, set(PARTS) - {old_part, active})
         writing = pool.submit(network[active].call, write_directly, old.url("forewarn"))
-        servers.promote_standby()
+        servers.promote_standby(alone=True)
         until(lambda: active_elsewhere(cluster, active), "a node on the other side is active")
         load.wait_for_rounds(2)
         assert not writing.done(), "the old primary has confirmed a write that its standby does not have"

@@ -142,7 +142,7 @@ def test_a_promoted_standby_has_every_acknowledged_commit(tmp_path: Path) -> Non
         with node(tmp_path / "c1.db", servers.both_url) as process:
             process.wait_for(200)
             servers.primary.kill()
-            servers.standby.promote()
+            servers.go_on_alone()
             process.wait_for(50)
             acknowledged = process.kill()
         check_all(servers.both_url, acknowledged, tmp_path / "c1.db")

@@ -17,7 +17,7 @@ from forewarn.hypervisor.moves import MoveStep, StepReport
 from forewarn.store.memory import MemoryStore
 from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support import cluster_world
-from tests.support.cluster_world import ClusterWorld, run_cluster
+from tests.support.cluster_world import ChangingTerm, ClusterWorld, run_cluster
 from tests.support.memory_bus import decode_order
 from tests.support.world import a_host, a_vm
 
@@ -29,18 +29,6 @@ async def bind_to_given_host(act: Act, host: str) -> str:
     return host
 
 
-class NextTerm:
-    """The lease of the control node that takes over."""
-
-    number = 2
-    is_held = True
-    record_number = 0
-    record_id = ""
-
-    def note_lost_commits(self, by: str, known: int) -> None:
-        raise AssertionError(f"nothing was lost, but {by} knows {known}")
-
-
 def test_a_suspended_control_node_does_not_refuse_approvals_that_the_active_one_accepts() -> None:
     """It does not know that the VM was moved to another host since."""
 
@@ -48,7 +36,7 @@ def test_a_suspended_control_node_does_not_refuse_approvals_that_the_active_one_
         first, second = await world.start_node("h1"), await world.start_node("h2")
         suspended = world.active
         world.term.is_held = False
-        world.term = NextTerm()  # type: ignore[assignment]
+        world.term = ChangingTerm(number=2)
         world.store = world.store.copy()
         world.active = cluster_world.ControlNode(world, 2)
         await world.active.start()

@@ -1,19 +1,20 @@
-"""Control nodes whose record has lost commits say so until its epochs are renewed. The record is in memory."""
+"""A record that has lost commits leads to a new epoch by itself, and is reported. The record is in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from forewarn.core.commit import Commit
-from forewarn.errors import Unavailable
+from forewarn.core.scope import Scope
 from forewarn.service.node_roles import can_take_over
 from forewarn.service.node_wiring import ControlNodeProcess
 from tests.support.control_nodes import MemoryCluster
 
 LOST = "PostgreSQL has lost commits: "
+DAY_S = 86400.0
 
 
 @pytest.fixture
@@ -22,69 +23,123 @@ def cluster(tmp_path: Path) -> Iterator[MemoryCluster]:
         yield cluster
 
 
-def losses_in_history(cluster: MemoryCluster, process: ControlNodeProcess) -> list[str]:
+def store_of(process: ControlNodeProcess) -> Any:
     assert process.service is not None
-    return [entry.text for entry in process.service.control.store.history() if entry.text.startswith(LOST)]
+    return process.service.control.store
 
 
-def test_commits_that_a_standby_knows_and_the_record_has_lost_are_told_once_and_until_the_end(
-    cluster: MemoryCluster,
-) -> None:
+def scopes(process: ControlNodeProcess) -> dict[str, Scope]:
+    return {scope.id: scope for scope in store_of(process).scopes()}
+
+
+def losses_in_history(process: ControlNodeProcess) -> list[str]:
+    if process.service is None:
+        return []
+    return [entry.text for entry in store_of(process).history() if LOST in entry.text]
+
+
+def request_reapply(cluster: MemoryCluster, process: ControlNodeProcess, vm: str) -> None:
+    assert cluster.call(process, "POST", "/requests", {"ask": "reapply", "vms": [vm]}).status_code == 202
+
+
+def check_new_epoch(before: dict[str, Scope], after: dict[str, Scope]) -> None:
+    """What a VM sees now cannot be taken for anything that it saw before."""
+    assert before.keys() == after.keys()
+    for id, scope in after.items():
+        assert scope.epoch > before[id].epoch
+        assert scope.incarnation > before[id].incarnation
+
+
+def test_a_standby_that_knows_lost_commits_takes_over_in_a_new_epoch_and_reports_it(cluster: MemoryCluster) -> None:
     first = cluster.start("c1")
     cluster.until_active(first)
     second = cluster.start("c2")
-    assert cluster.call(first, "POST", "/requests", {"ask": "reapply", "vms": ["db"]}).status_code == 202
+    request_reapply(cluster, first, "db")
     cluster.until(lambda: second.node.number == cluster.server.number)
-    known = second.node.number
-    cluster.server.promote(lost=1)
-    cluster.until(lambda: second.node.problem.startswith(f"{LOST}control node c2 had group {known}, but the record"))
-    assert can_take_over(second.node.role, second.node.problem)
-
-    cluster.stop("c1")
+    before, known = scopes(first), second.node.number
+    cluster.stop("c1")  # which writes one more
     cluster.until_active(second)
-    cluster.until(lambda: losses_in_history(cluster, second))
-    told = losses_in_history(cluster, second)
-    assert second.node.problem in told
-    assert "\nforewarn_record_lost_commits 1.0\n" in cluster.do(second.render_metrics()).decode()
-    assert cluster.call(second, "GET", "/nodes/c2").json()["problem"] == second.node.problem
-
     cluster.stop("c2")
+    cluster.server.promote(lost=cluster.server.number - known + 1)
+
     cluster.later_s += 10.0  # another process may have its name then
     again = cluster.start("c2")
     cluster.until_active(again)
-    assert again.node.problem.startswith(LOST), "the loss is remembered on disk"
-    cluster.until(lambda: len(again.node.nodes) > 1)
-    assert losses_in_history(cluster, again) == told
+    check_new_epoch(before, scopes(again))
+    cluster.until(lambda: losses_in_history(again))
+    text = again.node.problem
+    assert text.startswith(f"{LOST}control node c2 had group ")
+    (told,) = losses_in_history(again)
+    assert told.endswith(text.partition(";")[0])
+    assert "\nforewarn_record_lost_commits 1.0\n" in cluster.do(again.render_metrics()).decode()
+    assert cluster.call(again, "GET", "/nodes/c2").json()["problem"] == text
+
+    follower = cluster.start("c3")
+    cluster.until(lambda: follower.node.problem == text)
+    assert can_take_over(follower.node.role, follower.node.problem)
+    cluster.later_s += DAY_S
+    cluster.until(lambda: follower.node.problem == "")
 
 
-def test_commits_that_a_host_node_knows_and_the_record_has_lost_are_told(cluster: MemoryCluster) -> None:
-    active = cluster.start("c1")
-    cluster.until_active(active)
-    active.node.note_lost_commits("the node of host h1", 900)
-    cluster.until(lambda: losses_in_history(cluster, active))
-    (text,) = losses_in_history(cluster, active)
-    assert text.startswith(f"{LOST}the node of host h1 had group 900, but the record ended at group ")
-    assert active.node.problem == text
+def test_an_active_node_begins_a_new_epoch_when_a_standby_knows_lost_commits(cluster: MemoryCluster) -> None:
+    first = cluster.start("c1")
+    cluster.until_active(first)
+    second = cluster.start("c2")
+    cluster.until(lambda: second.node.number == cluster.server.number)
+    before, term = scopes(first), first.node.term
+    cluster.server.lost = f"{LOST}control node c2 had another group"
+    cluster.until(lambda: first.node.takeovers == 2 and losses_in_history(first))
+    check_new_epoch(before, scopes(first))
+    assert first.node.term > term
+    assert cluster.ended == {}
+    request_reapply(cluster, first, "db")
+    cluster.until(lambda: second.node.number == cluster.server.number)
+    assert cluster.server.lost == ""
 
 
-def test_a_loss_whose_entry_could_not_be_written_is_told_later(
-    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+def test_an_active_node_whose_server_lacks_its_last_group_ends_without_a_write(cluster: MemoryCluster) -> None:
+    only = cluster.start("c1")
+    cluster.until_active(only)
+    cluster.server.promote(lost=1)
+    cluster.until(lambda: "c1" in cluster.ended)
+    assert "has lost group" in cluster.ended["c1"]
+
+
+@pytest.mark.parametrize(("ahead", "mark", "is_lost"), [(1, "any", True), (0, "another", True), (0, "", False)])
+def test_what_a_host_node_has_shown_and_the_record_lacks_leads_to_a_new_epoch(
+    cluster: MemoryCluster, ahead: int, mark: str, is_lost: bool
 ) -> None:
     active = cluster.start("c1")
     cluster.until_active(active)
-    assert active.service is not None
-    store = active.service.control.store
-    failed: list[Commit] = []
-    commit_to_store = store.commit
+    before, position = scopes(active), active.node.record_position
+    request_reapply(cluster, active, "db")
+    number = active.node.number + 1 if ahead else position.number
+    assert cluster.do(active.node.has_group("the node of host h1", position.number, position.hash))
+    assert cluster.do(active.node.has_group("the node of host h1", number, mark)) is not is_lost
+    if is_lost:
+        cluster.until(lambda: active.node.takeovers == 2 and losses_in_history(active))
+        assert f"{LOST}the node of host h1 had group {number}, but " in losses_in_history(active)[0]
+        check_new_epoch(before, scopes(active))
 
-    async def fail_first(commit: Commit) -> int:
-        if not failed and any(entry.text.startswith(LOST) for entry in commit.entries):
-            failed.append(commit)
-            raise Unavailable("the record is gone")
-        return await commit_to_store(commit)
 
-    monkeypatch.setattr(store, "commit", fail_first)
-    active.node.note_lost_commits("the node of host h1", 900)
-    cluster.until(lambda: losses_in_history(cluster, active))
-    assert len(failed) == 1
-    assert losses_in_history(cluster, active) == [active.node.problem]
+def test_a_node_is_suspended_while_its_server_demands_no_standby_although_it_did(cluster: MemoryCluster) -> None:
+    first = cluster.start("c1")
+    cluster.until_active(first)
+    cluster.server.is_synchronous = False
+    refused = cluster.call(first, "POST", "/requests", {"ask": "reapply", "vms": ["db"]})
+    assert refused.status_code == 503, "before the next renewal, too"
+    cluster.until(lambda: first.node.role == "suspended")
+    assert "forewarn store without-standby" in first.node.problem
+    assert not first.node.may_act()
+
+    cluster.server.is_synchronous = True
+    cluster.until_active(first)
+    request_reapply(cluster, first, "db")
+    cluster.stop("c1")
+    cluster.server.is_synchronous = False
+    second = cluster.start("c2")
+    cluster.until(lambda: "synchronous_standby_names" in second.node.problem)
+    assert not can_take_over(second.node.role, second.node.problem)
+    cluster.server.demands_standby = False
+    cluster.until_active(second)
+    request_reapply(cluster, second, "web-0")

@@ -20,7 +20,7 @@ from forewarn.clock import ClockSetting, LabClock
 from forewarn.cluster.bus import Subjects
 from forewarn.cluster.control_side import ClusterControl
 from forewarn.cluster.host_node import HostNode, HostNodeConfig
-from forewarn.cluster.messages import NodeInfo
+from forewarn.cluster.messages import NodeInfo, RecordPosition
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.fleet import FleetChange
 from forewarn.core.fleet import Host, Vm
@@ -115,12 +115,16 @@ class ChangingTerm:
 
     number: int = 1
     is_held: bool = True
-    record_number: int = 0
-    record_id: str = ""
-    losses: list[tuple[str, int]] = field(default_factory=list)  # commits that somebody knows and the record does not
+    record: RecordPosition = field(default_factory=RecordPosition)
+    losses: list[tuple[str, int]] = field(default_factory=list)  # commits that somebody has shown and the record lacks
 
-    def note_lost_commits(self, by: str, known: int) -> None:
-        self.losses.append((by, known))
+    marks: dict[int, str] = field(default_factory=dict)  # hashes of earlier commits
+
+    async def has_group(self, by: str, shown: RecordPosition) -> bool:
+        marks = {**self.marks, self.record.number: self.record.hash}
+        is_lost = shown.number > self.record.number or marks.get(shown.number, shown.hash) != shown.hash
+        self.losses += [(by, shown.number)] if is_lost else []
+        return not is_lost
 
 
 class RunningNode:

@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from threading import Condition
 from typing import NamedTuple
 
+from forewarn.store.epochs import begin_new_epoch
 from forewarn.store.record import (
+    LACKS_STANDBY,
     LEASE_S,
     Deposed,
+    GroupMark,
     LeaseRow,
     LogPruned,
     NodeRow,
@@ -24,10 +28,12 @@ from forewarn.store.record import (
     RecordMismatch,
     RecordSnapshot,
     RecordUnavailable,
+    RowChange,
     RowsRejected,
     SharedRecord,
     SqlValues,
 )
+from forewarn.store.row_changes import REPLICATED_TABLES, upsert_sql
 from forewarn.store.schema import REVISION
 
 KEPT_GROUPS = 1000  # `prune_log` never deletes the last ones
@@ -49,6 +55,7 @@ class MemoryRecordServer:
         self.standby_is_missing = False
         self.fenced = True  # False plants a fault: groups of earlier terms, and with any number, are written, too
         self.record_id = "memory-1"
+        self.renewals = 1
         self.term, self.holder, self.url, self.expires_at = 0, "", "", float("-inf")
         self.lab_clock = 0.0
         self.first_tables: Tables = {}  # before the first group
@@ -60,6 +67,9 @@ class MemoryRecordServer:
         self.lost_answers: list[bool] = []  # for the next commits: whether the group takes effect
         self.cancelled_waits = 0  # for how many commits the wait for the standby is cancelled
         self.waiting = 0  # calls that wait for the standby
+        self.is_synchronous = True  # a standby is demanded
+        self.demands_standby = False  # one was demanded once
+        self.lost = ""
 
     def connect(self) -> MemoryRecord:
         """Return a connection of a node."""
@@ -150,16 +160,18 @@ class MemoryRecord(SharedRecord):
             server.term += 1
             server.holder, server.url = holder, url
             server.expires_at = server.clock() + LEASE_S
+            server.demands_standby |= server.is_synchronous
             self._await_standby(server, RecordUnavailable)
             return self._lease(server)
 
-    def renew_lease(self, term: int) -> bool:
+    def renew_lease(self, term: int) -> LeaseRow | None:
         with self._connected() as server:
             if server.term != term:
-                return False
+                return None
             server.expires_at = server.clock() + LEASE_S
+            server.demands_standby |= server.is_synchronous
             self._await_standby(server, RecordUnavailable)
-            return True
+            return self._lease(server)
 
     def release_lease(self, term: int) -> None:
         with self._connected() as server:
@@ -173,6 +185,8 @@ class MemoryRecord(SharedRecord):
                 raise Deposed(f"control node {server.holder!r} has taken the lease (term {server.term})")
             if group.number != server.number + 1 and server.fenced:
                 raise RecordMismatch(f"the record is at {server.number}, so group {group.number} cannot follow")
+            if server.demands_standby and not server.is_synchronous:
+                raise RecordUnavailable(LACKS_STANDBY)
             texts = (value for change in group.changes for value in change.row or () if isinstance(value, str))
             if any("\0" in text for text in texts):
                 raise RowsRejected("the record cannot store a text with a NUL")
@@ -203,11 +217,46 @@ class MemoryRecord(SharedRecord):
                 raise LogPruned(f"the log of the record does not continue after {number}")
             return found[:limit]
 
-    def log_term(self, number: int) -> int | None:
+    def group_mark(self, number: int) -> GroupMark | None:
         with self._connected() as server:
             if number == 0:
-                return 0
-            return next((logged.group.term for logged in server.log if logged.group.number == number), None)
+                return GroupMark(0, "")
+            found = (logged.group for logged in server.log if logged.group.number == number)
+            return next((GroupMark(group.term, group.hash) for group in found), None)
+
+    def report_loss(self, record_id: str, lost: str) -> None:
+        with self._connected() as server:
+            if record_id == server.record_id:
+                server.lost = server.lost or lost
+
+    def renew_epochs(self, lease: LeaseRow, now: float, reason: str, *, is_loss: bool = False) -> tuple[LeaseRow, int]:
+        with self._connected() as server, closing(sqlite3.connect(":memory:")) as db:
+            if (server.term, server.number) != (lease.term, lease.number):
+                raise Deposed("a control node has begun to use the record")
+            changes = []
+            for table in ("scopes", "saved"):
+                columns = REPLICATED_TABLES[table].columns
+                db.execute(f"CREATE TABLE {table} ({', '.join(columns)}, PRIMARY KEY ({columns[0]}))")
+                db.executemany(upsert_sql(table, len(columns), "?"), server.tables[table].values())
+            renewal = begin_new_epoch(db.execute, now=now, reason=reason, is_loss=is_loss)
+            for table in ("scopes", "saved"):
+                changes += [RowChange(table, row[:1], row) for row in db.execute(f"SELECT * FROM {table}")]
+            number, server.renewals = server.number + 1, server.renewals + 1
+            server.record_id, server.lost, server.term = f"memory-{server.renewals}", "", max(server.term, int(now))
+            server.apply(
+                RecordGroup(
+                    term=lease.term,
+                    number=number,
+                    seq=server.seq,
+                    clock=now,
+                    changes=tuple(changes),
+                    hash=f"renewal-{number}",
+                )
+            )
+            server.log = [_LoggedGroup(server.groups[-1], server.clock())]
+            server.expires_at = server.clock() + LEASE_S
+            self._await_standby(server, RecordUnavailable)
+            return self._lease(server), renewal.epoch
 
     def prune_log(self, keep_s: float) -> int:
         with self._connected() as server:
@@ -224,6 +273,7 @@ class MemoryRecord(SharedRecord):
                 record_id=server.record_id,
                 term=server.groups[-1].term if server.groups else 0,
                 number=server.number,
+                hash=server.groups[-1].hash if server.groups else "",
                 seq=server.seq,
                 revision=REVISION,
                 tables=iter(tables.items()),
@@ -293,4 +343,6 @@ class MemoryRecord(SharedRecord):
             remaining_s=server.expires_at - server.clock(),
             server_time=server.clock(),
             record_id=server.record_id,
+            lacks_standby=server.demands_standby and not server.is_synchronous,
+            lost=server.lost,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from forewarn.store.record_administration import migrate_record
+from forewarn.store.record_administration import allow_no_standby, migrate_record
 from tests.support.network_parts import NetworkPart
 from tests.support.postgres_server import PostgresServer, wait_until
 
@@ -82,11 +82,19 @@ class ServerPair:
         rows: list[tuple[object, ...]] = self.call(self._query, sql, database, server)
         return rows
 
-    def promote_standby(self) -> None:
+    def promote_standby(self, *, alone: bool = False) -> None:
         """Make the standby the primary; the old primary, alive or not, becomes what `add_standby` replaces."""
-        self.standby.promote()
+        if alone:
+            self.go_on_alone()
+        else:
+            self.standby.promote()
         self.primary, self._standby = self.standby, self.primary
         self._standby_part = self.standby.part
+
+    def go_on_alone(self) -> None:
+        """Promote the standby, and let control nodes write there although it has no standby."""
+        self.standby.promote()
+        self.call(allow_no_standby, self.standby.url(DATABASE))
 
     def _query(self, sql: str, database: str, server: PostgresServer | None) -> list[tuple[object, ...]]:
         with psycopg.connect((server or self.primary).url(database), autocommit=True) as db:
@@ -116,7 +124,7 @@ class ServerPair:
         names = ", ".join(f'"{name}"' for (name,) in tables)
         self.query(
             f"TRUNCATE {names}; UPDATE lease SET record_id = gen_random_uuid()::text, term = 0, holder = '', url = '', "
-            "expires_at = '-infinity', n = 0, seq = 0, clock = 0"
+            "expires_at = '-infinity', n = 0, seq = 0, clock = 0, lost = '', demands_standby = false"
         )
 
     def remove(self) -> None:

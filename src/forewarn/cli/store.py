@@ -1,4 +1,4 @@
-"""Commands for the record of a cluster in PostgreSQL: `store migrate`, `copy`, `check` and `renew`."""
+"""Commands for the record of a cluster in PostgreSQL: `store migrate`, `copy`, `check`, `renew`."""
 
 from __future__ import annotations
 
@@ -175,6 +175,28 @@ def _print_report(call: Invocation, report: RecordReport) -> None:
         call.output.print_line(f"Standby server {standby.name}: {standby.state}, {standby.sync_state}.")
     for sentence in (*report.problems, *report.warnings):
         call.output.print_line(f"{'Problem' if sentence in report.problems else 'Warning'}: {sentence}.")
+
+
+@store.command("without-standby")
+@_URL
+@offline_command
+def without_standby(call: Invocation, url: str) -> None:
+    """Let control nodes go on without a synchronous standby.
+
+    A cluster that was set up with one is suspended while PostgreSQL demands none, because the failure of its primary
+    would lose what was answered. Run this to accept that until synchronous_standby_names is set again. Control nodes
+    may run meanwhile.
+
+    \b
+    forewarn store without-standby postgresql://forewarn@db1,db2/forewarn
+    """
+    with _require_driver("store without-standby"):
+        from forewarn.store.record_administration import allow_no_standby
+    allow_no_standby(url)
+    if call.output.as_json:
+        call.output.print_json({"standby": "not required"})
+    else:
+        call.output.print_line("Control nodes go on without a synchronous standby, until PostgreSQL demands one again.")
 
 
 @store.command()

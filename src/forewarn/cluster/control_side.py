@@ -153,6 +153,7 @@ class ClusterControl:
             is_confirmed_down=lambda host: self._control.placement.is_confirmed_down(host),
             silence_text=self._silence_text,
             host_scopes=self._host_scopes,
+            record=lambda: self._term.record,
             real_time=read_real_time,
             failed_moves=self._failed_moves,
             settlements=MoveSettlements(lambda: self._control.store),

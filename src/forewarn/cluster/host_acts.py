@@ -20,6 +20,7 @@ from forewarn.cluster.messages import (
     ListVms,
     OrderRefused,
     OrderReport,
+    RecordPosition,
     decode_to_host,
     encode_bus_message,
 )
@@ -62,7 +63,12 @@ class HostActs:
     """
 
     def __init__(
-        self, hypervisor: Hypervisor, terms: TermMemory, *, host: str = "", show: Callable[[Sequence[HostFact]], None]
+        self,
+        hypervisor: Hypervisor,
+        terms: TermMemory,
+        *,
+        host: str = "",
+        show: Callable[[Sequence[HostFact], RecordPosition], None],
     ) -> None:
         self._hypervisor, self._terms, self._host, self._show = hypervisor, terms, host, show
         self._running: dict[tuple[str, MoveStep | None], asyncio.Task[StepReport]] = {}
@@ -94,7 +100,7 @@ class HostActs:
             message.respond(encode_bus_message(refusal))
             return
         if order.scopes:
-            self._show(order.scopes)
+            self._show(order.scopes, order.record)
         key = (order.act.id, order.step)
         task = self._running.get(key)
         if task is None:

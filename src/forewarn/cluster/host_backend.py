@@ -10,6 +10,7 @@ from forewarn.cluster.bus import Bus, NoAnswer, Subjects, request_repeatedly
 from forewarn.cluster.messages import (
     HostScope,
     NodeDenied,
+    RecordPosition,
     VmCall,
     VmCallReply,
     decode_from_active,
@@ -48,7 +49,7 @@ class HostBackend:
         node_id: str,
         *,
         clock: Clock,
-        show: Callable[[Sequence[HostScope]], None],
+        show: Callable[[Sequence[HostScope], RecordPosition], None],
         on_denied: Callable[[NodeDenied], None],
     ) -> None:
         self._bus, self._subject, self._node_id = bus, subjects.ask(host), node_id
@@ -101,7 +102,7 @@ class HostBackend:
             self._on_denied(answer)
         if not isinstance(answer, VmCallReply):
             raise Unavailable("the service does not work with this node now: try again later")
-        self._show(answer.scopes)
+        self._show(answer.scopes, answer.record)
         if isinstance(answer.reply, RequestFailed):
             raise answer.reply.to_error()
         return answer.reply

@@ -34,6 +34,7 @@ from forewarn.cluster.messages import (
     JoinRequest,
     NodeDenied,
     NodeInfo,
+    RecordPosition,
     SeenReply,
     SeenReport,
     StatePart,
@@ -170,11 +171,13 @@ class HostNode:
         """
         self._finish(None)
 
-    def show(self, facts: Sequence[HostFact]) -> None:
+    def show(self, facts: Sequence[HostFact], record: RecordPosition) -> None:
         """Show VMs the facts that came with an order or with the reply to a VM's call.
 
-        A fact that is older than what is shown is ignored.
+        A fact that is older than what is shown is ignored. `record` is the commit that has them.
         """
+        if facts and not self.follower.is_joining:  # otherwise the sender may be another process than the joined one
+            self.follower.note_record(record)
         self._show(self.facts.apply(facts))
 
     def silent_s(self) -> float:
@@ -251,8 +254,8 @@ class HostNode:
 
     async def _join(self) -> None:
         config = self._config
-        known = self.follower
-        reply = await self._request(JoinRequest(config.info, config.host, known.record_number, known.record_id))
+        shown = self.follower.record
+        reply = await self._request(JoinRequest(config.info, config.host, shown.number, shown.id, shown.hash))
         if isinstance(reply, JoinAccepted):
             self._do(self.follower.on_joined(reply, self._loop.time()))
         elif isinstance(reply, NodeDenied):

@@ -27,6 +27,7 @@ from forewarn.cluster.messages import (
     JoinAccepted,
     JoinRequest,
     NodeDenied,
+    RecordPosition,
     SeenReply,
     SeenReport,
     StatePart,
@@ -65,7 +66,7 @@ _Placements = frozenset[tuple[str, str]]  # pairs of host key and VM key
 class ActiveTerm(Protocol):
     """The lease that makes a control node the active one, as far as host nodes must know it.
 
-    The record is the shared PostgreSQL database of control nodes; a store without one has number 0 and id "".
+    The record is the shared PostgreSQL database of control nodes; a store without one has no position there.
     `OnlyService` implements it for a service without a lease.
     """
 
@@ -81,19 +82,14 @@ class ActiveTerm(Protocol):
         """
 
     @property
-    def record_number(self) -> int:
-        """The last commit to the record (PostgreSQL) that this node knows, by number; 0 if there is no record."""
+    def record(self) -> RecordPosition:
+        """The last commit to the record that this node knows."""
 
-    @property
-    def record_id(self) -> str:
-        """The id of the record (PostgreSQL), which `forewarn store renew` changes; "" if there is no record."""
+    async def has_group(self, by: str, shown: RecordPosition) -> bool:
+        """Return whether the record has the commit that `by`, a host node, has shown to VMs.
 
-    def note_lost_commits(self, by: str, known: int) -> None:
-        """Note that the record (PostgreSQL) has lost commits: a host node knows of a later one than it has.
-
-        `known` is the number of that commit, `by` says who knows it, for people. The loss is remembered, also in a file
-        if the disk permits it, and shown to operators until `forewarn store renew`; the term goes on. An earlier loss
-        stays. Does nothing without a record, or once the lease was given up. Raises nothing.
+        If it has lost the commit, this node begins a new epoch soon, with another session: until then the host node
+        must get no facts. Raises nothing.
         """
 
 
@@ -102,11 +98,10 @@ class OnlyService:
 
     number = 1
     is_held = True
-    record_number = 0
-    record_id = ""
+    record = RecordPosition()
 
-    def note_lost_commits(self, by: str, known: int) -> None:
-        """Do nothing: a service without a lease has no record that could lose commits."""
+    async def has_group(self, by: str, shown: RecordPosition) -> bool:
+        return True
 
 
 class FleetFacts(Protocol):
@@ -177,7 +172,6 @@ class HostStreams:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsubscribe: list[Callable[[], None]] = []
         self._other_session = ""  # of another process with this term, once it was heard
-        self._lost_groups_warned = False
 
     @property
     def source(self) -> StreamSource:
@@ -270,7 +264,8 @@ class HostStreams:
         name in lower case, `vm_key` the VM's key. Sends nothing.
         """
         scope = self._fleet.scope_of(vm_key)
-        if scope is None:
+        # A node that has not joined this process may have shown what the record has lost.
+        if scope is None or host_key not in self._streams:
             return ()
         vms = vms_by_host(scope).get(host_key, ())
         return _raw([self._encoded_fact(scope, vms)])
@@ -294,7 +289,7 @@ class HostStreams:
         pending, stream.pending = stream.pending, []
         for facts in _in_parts(pending):
             stream.number += 1
-            update = HostUpdate(StreamPosition(self.source, stream.number), _raw(facts))
+            update = HostUpdate(StreamPosition(self.source, stream.number), _raw(facts), self._term.record)
             self._bus.publish(self._subjects.host(host), encode_bus_message(update))
 
     async def _send_heartbeats(self) -> None:
@@ -317,8 +312,8 @@ class HostStreams:
                 self._bus.publish(subject, payload)
 
     def _heartbeat(self) -> Heartbeat:
-        term = self._term
-        return Heartbeat(self.source, self._name, self._backend.now(), term.record_number, term.record_id)
+        record = self._term.record
+        return Heartbeat(self.source, self._name, self._backend.now(), record.number, record.id, record.hash)
 
     def _on_heartbeat(self, message: BusMessage) -> None:
         """Warn about another process that takes itself for the active one of this term."""
@@ -342,11 +337,20 @@ class HostStreams:
         if not self._term.is_held and not isinstance(request, VmCall):
             return  # another control node may be active, and know newer facts: the node asks again
         if isinstance(request, JoinRequest):
-            message.respond(encode_bus_message(self._answer_join(host, request)))
+            self._spawn(self._on_join(host, request, message))
         elif isinstance(request, StatePartRequest):
             message.respond(encode_bus_message(self._answer_part(host, request)))
         elif isinstance(request, VmCall):
             self._on_call(host, request, message)
+
+    async def _on_join(self, host: str, request: JoinRequest, message: BusMessage) -> None:
+        """Answer a node once it is proved that the record has all that the node has shown to VMs."""
+        shown, by = RecordPosition(request.record_id, request.record_number, request.record_hash), request.host
+        is_same_record = shown.number > 0 and shown.id == self._term.record.id
+        if is_same_record and not await self._term.has_group(f"the node of host {by}", shown):
+            return  # it asks again, and gets the facts of the new epoch
+        if self._term.is_held:
+            message.respond(encode_bus_message(self._answer_join(host, request)))
 
     def _answer_join(self, host: str, request: JoinRequest) -> JoinAccepted | NodeDenied:
         name = self._fleet.host_name(host)
@@ -358,7 +362,6 @@ class HostStreams:
         denied = self.registry.admit(host, name, request, self._loop.time())
         if denied is not None:
             return denied
-        self._check_record(name, request)
         stream = self._streams.setdefault(host, _Stream())
         if stream.pending:
             self._flush_stream(host, stream)
@@ -367,23 +370,8 @@ class HostStreams:
         stream.parts = list(_in_parts([self._faults, *stream.facts.values()]))
         stream.join_id = f"{self._session}-{next(self._join_ids)}"
         position = StreamPosition(self.source, stream.number)
-        return JoinAccepted(position, self._begin, stream.join_id, len(stream.parts), _raw(stream.parts[0]))
-
-    def _check_record(self, host: str, request: JoinRequest) -> None:
-        """Warn, once, if a node knows a commit that the record has lost, which VMs may have seen."""
-        term = self._term
-        if self._lost_groups_warned or request.record_id != term.record_id:
-            return
-        if request.record_number > term.record_number:
-            self._lost_groups_warned = True
-            log.error(
-                "the record has %d groups, but the node of host %s has heard of group %d: PostgreSQL has lost some, as "
-                "after a restored backup: stop all control nodes and run forewarn store renew",
-                term.record_number,
-                host,
-                request.record_number,
-            )
-            term.note_lost_commits(f"the node of host {host}", request.record_number)
+        facts = _raw(stream.parts[0])
+        return JoinAccepted(position, self._begin, stream.join_id, len(stream.parts), facts, self._term.record)
 
     def _state_of(self, host: str) -> Iterator[tuple[str, bytes]]:
         for scope in self._fleet.scopes_on(host):
@@ -427,7 +415,9 @@ class HostStreams:
             refused = Rejected(f"VM {vm!r} is not on host {host!r}: its node may not act for it")
             return encode_bus_message(VmCallReply(failure_message(request.id, refused)))
         reply = await self._carry_out(request)
-        return b"" if reply is None else encode_bus_message(VmCallReply(reply, self.host_scopes(host, vm)))
+        if reply is None:
+            return b""
+        return encode_bus_message(VmCallReply(reply, self.host_scopes(host, vm), self._term.record))
 
     async def _carry_out(self, request: WorkerRequest) -> OwnerReply | None:
         """Return the reply; None if there must be none: only the holder of the lease may refuse something."""

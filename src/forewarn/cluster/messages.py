@@ -53,6 +53,14 @@ class StreamPosition(msgspec.Struct, frozen=True, array_like=True):
     number: int  # of the last update; 0: none yet
 
 
+class RecordPosition(msgspec.Struct, frozen=True, array_like=True):
+    """A commit to the record (PostgreSQL) of control nodes; what VMs were shown is in it, or in earlier ones."""
+
+    id: str = ""  # of the record; another one after its epochs were renewed; "": there is no record
+    number: int = 0  # of the commit
+    hash: str = ""  # over all commits up to this one; "": not known
+
+
 class Heartbeat(_BusMessage, frozen=True):
     """From the active control node, every 0.25 s: it is alive and holds the lease.
 
@@ -63,7 +71,13 @@ class Heartbeat(_BusMessage, frozen=True):
     name: str = ""  # of the control node, for people
     now: float = 0.0  # its time, in POSIX seconds
     record_number: int = 0  # of the last commit to the record (PostgreSQL); 0: the store has none
-    record_id: str = ""  # of the record; another one after `forewarn store renew`; "": none
+    record_id: str = ""  # of the record; another one after its epochs were renewed; "": none
+    record_hash: str = ""  # of that commit, over all commits up to it
+
+    @property
+    def record(self) -> RecordPosition:
+        """The last commit to the record when it was sent."""
+        return RecordPosition(self.record_id, self.record_number, self.record_hash)
 
 
 class HostScope(_BusMessage, frozen=True):
@@ -91,6 +105,7 @@ class HostUpdate(_BusMessage, frozen=True):
 
     position: StreamPosition  # in the host's stream; its number is one more than that of the update before
     facts: tuple[HostFact, ...]  # in the order of the changes; a later one of the same scope replaces an earlier one
+    record: RecordPosition = RecordPosition()  # which has all of them
 
 
 class NodeInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -112,6 +127,7 @@ class JoinRequest(_BusMessage, frozen=True):
     host: str  # the name in the fleet of the host that it serves
     record_number: int = 0  # the highest commit to the record (PostgreSQL) that this node knows of; 0: none
     record_id: str = ""  # of the record with that commit; "": none
+    record_hash: str = ""  # of that commit
 
 
 class JoinAccepted(_BusMessage, frozen=True):
@@ -122,6 +138,7 @@ class JoinAccepted(_BusMessage, frozen=True):
     join_id: str  # of this state, to ask for its other parts
     parts: int  # how many there are, 1 or more; the others are asked for with `StatePartRequest`
     facts: tuple[HostFact, ...]  # of the first part
+    record: RecordPosition = RecordPosition()  # which has the facts of all parts, and what the node has shown before
 
 
 class StatePartRequest(_BusMessage, frozen=True):
@@ -180,6 +197,7 @@ class VmCallReply(_BusMessage, frozen=True):
 
     reply: RequestDone | TokenGranted | TokenDenied | RequestFailed  # with the id of the request
     scopes: tuple[HostScope, ...] = ()  # one; empty for a VM that is unknown, or that the node may not act for
+    record: RecordPosition = RecordPosition()  # which has them
 
 
 class HostCapacity(msgspec.Struct, frozen=True, array_like=True):
@@ -230,6 +248,7 @@ class ActOrder(_BusMessage, frozen=True):
     step: MoveStep | None = None  # of a move between two hosts; None: perform the whole act
     given: MoveHandover = MoveHandover()  # what the hosts of the move have handed over so far
     scopes: tuple[HostScope, ...] = ()  # the VM's scope, to be shown before the order is carried out; or none
+    record: RecordPosition = RecordPosition()  # which has it
 
 
 class ListVms(_BusMessage, frozen=True):

@@ -20,6 +20,7 @@ from forewarn.cluster.messages import (
     ActOrder,
     HostScope,
     OrderRefused,
+    RecordPosition,
     decode_order_reply,
     encode_bus_message,
 )
@@ -59,6 +60,7 @@ class ClusterView:
     is_confirmed_down: Callable[[str], bool]  # whether an operator has confirmed that this host is down
     silence_text: Callable[[str], str]  # for people, such as `waits for the node of host h7, silent for 40 s`
     host_scopes: Callable[[str, str], tuple[HostScope, ...]]  # by host key and VM key: what the host needs, encoded
+    record: Callable[[], RecordPosition] = RecordPosition  # which has those
     real_time: Callable[[], float]  # in POSIX seconds
     failed_moves: Callable[[Act], Iterable[Act]]  # those of the act's VM since it last changed hosts, oldest first
     settlements: MoveSettlements  # what is stored about failed moves
@@ -368,7 +370,7 @@ class RemoteHypervisor:
         self._require_lease()
         view = self._view
         scopes = view.host_scopes(host_id(host), act.vm)
-        order = ActOrder(view.term(), view.store_tag(), act, now, step, given, scopes)
+        order = ActOrder(view.term(), view.store_tag(), act, now, step, given, scopes, view.record())
         try:
             reply = decode_order_reply(
                 await request_repeatedly(

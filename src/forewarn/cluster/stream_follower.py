@@ -19,6 +19,7 @@ from forewarn.cluster.messages import (
     HostFact,
     HostUpdate,
     JoinAccepted,
+    RecordPosition,
     StatePart,
     StreamPosition,
     StreamSource,
@@ -90,8 +91,7 @@ class StreamFollower:
     """
 
     position: StreamPosition | None = None  # what the node shows; None: no complete state has arrived yet
-    record_number: int = 0  # the highest commit to the record (PostgreSQL) that a heartbeat had
-    record_id: str = ""  # of the record with that commit; "": there is none
+    record: RecordPosition = field(default_factory=RecordPosition)  # which has all that the node shows
     joins: dict[str, int] = field(default_factory=lambda: dict.fromkeys(JOIN_REASONS, 0))  # by reason, also 0
     _source: StreamSource | None = None  # the latest that was heard of
     _heard_at: float = -math.inf
@@ -132,15 +132,20 @@ class StreamFollower:
     def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> list[FollowerAction]:
         """Note that the active control node is alive; return what to do: join again if it is another process.
 
-        A heartbeat of an older term is ignored ([]). Takes over the number of the last commit to the record. `now` is
-        the time of a monotonic clock.
+        A heartbeat of an older term is ignored ([]). `now` is the time of a monotonic clock.
         """
         if self._is_deposed(heartbeat.source):
             return []
         self._heard_at = now
-        known = self.record_number if heartbeat.record_id == self.record_id else 0
-        self.record_number, self.record_id = max(known, heartbeat.record_number), heartbeat.record_id
+        # Only if this node has joined its sender: another record must not hide what this node has shown.
+        if self.position is not None and self.position.source == heartbeat.source:
+            self.note_record(heartbeat.record)
         return self._follow_source(heartbeat.source, now)
+
+    def note_record(self, record: RecordPosition) -> None:
+        """Note the commit that has the facts of a message from the process that this node has joined."""
+        if record.id != self.record.id or record.number > self.record.number:
+            self.record = record
 
     def on_update(self, update: HostUpdate, now: float) -> list[FollowerAction]:
         """Handle an update of the host's stream; return what to do, in order.
@@ -160,6 +165,7 @@ class StreamFollower:
                 return actions
             if number == self.position.number + 1:
                 self.position = update.position
+                self.note_record(update.record)
                 return [*actions, ApplyFacts(update.facts)]
             actions += self._join("gap", now)
         if len(self._waiting) >= _MAX_WAITING_UPDATES:
@@ -311,6 +317,7 @@ class StreamFollower:
         accepted = state.accepted
         facts = tuple(fact for index in range(accepted.parts) for fact in state.parts[index])
         self.position, self._state, self._join_reason = accepted.position, None, ""
+        self.record = accepted.record  # the active node has proved that it has all that was shown before
         actions: list[FollowerAction] = [InstallState(accepted.begin, facts)]
         waiting, self._waiting = self._waiting, {}
         for number in sorted(waiting):
@@ -321,5 +328,6 @@ class StreamFollower:
                 actions += self._join("gap", now)
                 break
             self.position = waiting[number].position
+            self.note_record(waiting[number].record)
             actions.append(ApplyFacts(waiting[number].facts))
         return actions

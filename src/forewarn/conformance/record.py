@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from forewarn.store.digests import digest_tables, snapshot_digests
+from forewarn.store.epochs import RENEWAL_NAME, EpochRenewal, read_renewal
 from forewarn.store.record import (
     LEASE_S,
     Deposed,
@@ -29,7 +30,9 @@ from forewarn.store.schema import REVISION
 URL_1, URL_2 = "https://c1.example:8443", "https://c2.example:8443"
 FIRST_ROW = RowChange("saved", ("first",), ("first", b"1"))
 SECOND_ROW = RowChange("saved", ("second",), ("second", b"2"))
+SCOPE_ROW = RowChange("scopes", ("one",), ("one", 1, 7, 3, None, None, 1, None))
 HOUR_S = 3600.0
+NOW = 1_800_000_000  # real time
 
 
 def group_after(lease: LeaseRow, *changes: RowChange, number: int = 1, seq: int = 0) -> RecordGroup:
@@ -98,17 +101,19 @@ class RecordConformance(ABC):
         assert second.read_lease().holder == "c1"
 
     def test_an_expired_lease_is_taken_under_the_next_term(self) -> None:
-        """Another node takes an expired lease under term 2; then only `renew_lease(2)` is True."""
+        """Another node takes an expired lease under term 2; then only `renew_lease(2)` renews it."""
         first, second = self.open(), self.open()
         self.take(first)
         self.expire_lease()
         lease = self.take(second, "c2", URL_2)
         assert (lease.term, lease.holder, lease.url) == (2, "c2", URL_2)
-        assert first.renew_lease(1) is False
-        assert second.renew_lease(2) is True
+        assert first.renew_lease(1) is None
+        renewed = second.renew_lease(2)
+        assert renewed is not None
+        assert (renewed.term, renewed.holder) == (2, "c2")
 
     def test_an_expired_lease_that_nobody_took_is_renewed(self) -> None:
-        """`renew_lease` of an expired lease is True if its term is still the last, and it is held again."""
+        """`renew_lease` returns an expired lease if its term is still the last, and it is held again."""
         record = self.open()
         lease = self.take(record)
         self.expire_lease()
@@ -145,7 +150,7 @@ class RecordConformance(ABC):
         record.commit(group)
         assert self.rows(record) == [("first", b"1")]
         assert record.log_after(lease.number, 10) == [group]
-        assert record.log_term(group.number) == lease.term
+        assert record.group_mark(group.number) == (lease.term, group.hash)
         found = record.read_lease()
         assert (found.number, found.seq, found.clock) == (group.number, 7, group.clock)
 
@@ -265,11 +270,48 @@ class RecordConformance(ABC):
         with pytest.raises(LogPruned):
             record.log_after(5, 10)
 
-    def test_the_term_of_a_group_that_is_not_in_the_log_is_unknown(self) -> None:
-        """`log_term` is 0 for number 0, and None for a group that the log does not have."""
+    def test_a_group_that_is_not_in_the_log_is_unknown(self) -> None:
+        """`group_mark` is (0, "") for number 0, and None for a group that the log does not have."""
         record = self.open()
-        assert record.log_term(0) == 0
-        assert record.log_term(1) is None
+        assert record.group_mark(0) == (0, "")
+        assert record.group_mark(1) is None
+
+    def test_a_reported_loss_stays_until_the_epochs_are_renewed(self) -> None:
+        """`report_loss` keeps the first text; `renew_epochs` deletes it, keeps the lease, and changes the record id."""
+        record = self.open()
+        lease = self.take(record)
+        record.commit(group_after(lease, SCOPE_ROW))
+        for text in ("first", "second"):
+            record.report_loss(lease.record_id, text)
+        lost = record.read_lease()
+        assert lost.lost == "first"
+
+        renewed, epoch = record.renew_epochs(lost, NOW, lost.lost, is_loss=True)
+        assert epoch == NOW + 1
+        assert (renewed.number, renewed.term, renewed.lost) == (2, NOW, "")
+        assert renewed.record_id != lease.record_id
+        assert renewed.remaining_s > 0
+        assert self.rows(record, "scopes") == [("one", 1, epoch, 3, None, None, 1, None)]
+        ((name, saved),) = self.rows(record)
+        assert (name, read_renewal(saved)) == (
+            RENEWAL_NAME,
+            EpochRenewal(epoch=epoch, at=NOW, reason="first", is_loss=True),
+        )
+        record.report_loss(lease.record_id, "late")
+        assert record.read_lease().lost == ""
+        record.commit(group_after(renewed, FIRST_ROW))
+
+    def test_epochs_are_renewed_only_under_the_present_lease_and_after_its_last_group(self) -> None:
+        """`renew_epochs` raises Deposed and changes nothing under an old term, or if a group followed."""
+        first, second = self.open(), self.open()
+        old = self.take(first)
+        self.expire_lease()
+        lease = self.take(second, "c2", URL_2)
+        second.commit(group_after(lease, FIRST_ROW))
+        for stale in (old, lease):
+            with pytest.raises(Deposed):
+                first.renew_epochs(stale, NOW, "a test")
+        assert second.read_lease().record_id == old.record_id
 
     def test_pruning_keeps_the_last_thousand_groups(self) -> None:
         """`prune_log` deletes only old groups that are not among the last 1000, and returns how many."""

@@ -21,7 +21,7 @@ _COPY_HELP = "The number of the last group of writes in this control node's copy
 _FOLLOWS_HELP = (
     "1 if this control node can bring its copy of the record up to date; 0 if not, e.g. if its disk is full."
 )
-_LOST_HELP = "1 if this control node knows that PostgreSQL has lost acknowledged commits; 0 after a renewal."
+_LOST_HELP = "1 if PostgreSQL has lost acknowledged commits, for a day after every scope got a new epoch."
 _CLOCK_HELP = "How far this machine's clock is ahead of that of PostgreSQL, in seconds; negative if it is behind."
 
 

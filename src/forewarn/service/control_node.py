@@ -1,8 +1,46 @@
-"""The life of a control node of a cluster, from standby to active and back.
+"""The life of a control node of a cluster, from standby to active and back, and why no VM is ever misled by it.
 
 A standby follows the record and takes a lease that has expired. Then the service runs on this node until it resigns,
 or until the lease is lost. A node that is deposed ends its process at once, because what it has in memory may be wrong;
 its process supervisor starts it again, as a standby.
+
+**The invariant.** Within an epoch, what any VM has been shown is a prefix of the record. So a DocumentIncarnation never
+goes back, and never names two documents. The record alone cannot keep this: PostgreSQL loses commits if a standby is
+promoted that lacks them (replication was asynchronous, perhaps only for a minute, or only on the server that was the
+standby before), or if a backup is restored. The record then looks sound, with an older lease and fewer groups, and
+counts on from there. Three things together keep the invariant.
+
+1. *No commit is acknowledged that one server alone has*, if the cluster was ever active with a synchronous standby
+   (`demands_standby` in the lease row). Every group and every renewal is refused while the server does not demand one.
+   The check is part of the fenced statement: a check at the start, or once a second, would miss what is written between
+   a change of the setting and the next check. What remains is the moment in which PostgreSQL itself has read the new
+   setting and the session has not.
+2. *Everyone who has acknowledged or shown a group remembers which one it was*: its number, and a hash chained over all
+   groups up to it. The number alone is not enough, because a record that has lost groups gets others under the same
+   numbers; nor is the term, because the old primary and the promoted server may both give the next one away. The copies
+   of control nodes hold it in the transaction of the rows. Host nodes get it with every message that has facts.
+3. *Who takes part proves that it is a prefix of the record, before it shows anything.* A copy compares its last group
+   with the log each time it follows, hence right before it becomes the store of the active node (`follow_to`). An
+   active node compares its last group at each renewal: after a silent change of servers the old term still holds, so
+   the fence lets the renewal through. A host node sends its last group when it joins an active node. Until it has
+   joined, it notes no groups and gets no facts of that node, neither by its stream nor with a reply or an order: they
+   would hide what it has shown, or contradict it.
+
+**If a proof fails**, the loss is written to the record first (`report_loss`), then the copy that showed it is built
+again. The holder of the lease reads the mark with its next renewal, a node that takes over with the lease, and begins
+a new epoch of every scope (`renew_epochs`) before the service runs. All scopes, because nobody knows which groups were
+lost, and a new epoch costs a VM one poll. One transaction changes the epochs, the id of the record, the term, and
+deletes the mark. So:
+
+- A crash before the mark leaves the copy, or the host node, that will find the loss again.
+- A crash between mark and renewal leaves the mark: the next node that takes the lease begins the epoch.
+- A crash after the renewal leaves a record with another id. Every copy is built again, and what was known of the old
+  id is not compared any more. The history entry is written by the service from what the renewal saved.
+- The new term is a time, above all terms of a lost history: hosts that obeyed a lost holder obey the new one.
+
+A copy or host node that is older than the log (an hour, and 1000 groups) cannot be compared; it counts as a prefix.
+A host node keeps its last group in memory: one that is killed together with every control node that knew a lost group
+has forgotten it.
 """
 
 from __future__ import annotations
@@ -15,14 +53,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 
-import msgspec
 from msgspec.structs import replace
 
 from forewarn import __version__
 from forewarn.clock import FlooredClock, read_real_time
 from forewarn.control.control_plane import ControlPlane
-from forewarn.core.commit import Commit, SavedValue
-from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.errors import Conflict, ForewarnError, Refused, Unavailable
 from forewarn.metrics.control_node_metrics import ControlNodeFigures
 from forewarn.service.node_roles import (
@@ -39,16 +74,16 @@ from forewarn.service.node_roles import (
 )
 from forewarn.service.standby import Standby, TakenLease
 from forewarn.service.wiring import ServiceStorage, write_service_entry
+from forewarn.store.following import CopyPosition
 from forewarn.store.lease import HeldLease, LeaseState
-from forewarn.store.lost_commits import LostCommits, tells_of_lost_commits
-from forewarn.store.record import MustStop, NodeRow, SharedRecord
+from forewarn.store.lost_commits import describe_loss
+from forewarn.store.record import LACKS_STANDBY, MustStop, NodeRow, SharedRecord
 from forewarn.store.replicated import ReplicatedStore
 
 log = logging.getLogger(__name__)
 MUST_START_AGAIN_EXIT = 4  # status of a process that was deposed: its supervisor starts it again
 _PROGRESS_LIMIT_S = 10.0  # of real time: the lease is not renewed while the event loop is stuck for longer
 _BEAT_S = 0.5
-_LOST_COMMITS_NAME = "lost-commits"  # of the saved value: the losses that the history has
 _ABANDON_AFTER_S = 2.0  # when it stops: how long to wait for a record that does not answer
 
 
@@ -104,11 +139,14 @@ class ControlNode:
         self._run_service = run_service
         self._end = end
         self._timing, self._real_time = timing, real_time
-        self._describing = record.connect()
+        self._describing, self._proving = record.connect(), record.connect()
+        self._proof = asyncio.Lock()  # `_proving` is for one thread at a time
+        self._lost = ""  # commits that the record has lost, to be followed by a new epoch
         self._nodes: list[NodeRow] = []  # as they were read last
         self._nodes_read_at = 0.0  # monotonic time
         self._store: ReplicatedStore | None = None  # while this node is active
         self._opened: ReplicatedStore | None = None  # that, also while this node starts and stops
+        self._closed_at: CopyPosition  # of the store that was open last
         self._failure = ""  # of the last takeover
         self._resigned_at: float | None = None  # monotonic time
         self._resigned_term = 0
@@ -118,7 +156,6 @@ class ControlNode:
         self._looked = asyncio.Event()
         self._is_becoming_active: asyncio.Task[None] | None = None
         self._wake_reconciler: Callable[[], None] = lambda: None
-        self._lab_time: Callable[[], float]  # set before `_store`
         self._listeners: list[Callable[[Sequence[NodeRow]], None]] = []
 
     @property
@@ -172,10 +209,12 @@ class ControlNode:
         It says why the node cannot write, follow the record or take over, or that the record has lost commits.
         """
         standby = self._standby
-        space, lost = space_problem(standby.free_bytes), "" if standby.lost is None else standby.lost.text
+        space, lost = space_problem(standby.free_bytes), standby.lost
         if self.held is not None:
             return self.held.explanation or space or lost
-        return standby.problem or clock_problem(standby.clock_difference_s) or space or self._failure or lost
+        lacks_standby = LACKS_STANDBY if standby.lease is not None and standby.lease.lacks_standby else ""
+        clock = clock_problem(standby.clock_difference_s)
+        return standby.problem or lacks_standby or clock or space or self._failure or lost
 
     @property
     def clock_difference_s(self) -> float:
@@ -197,7 +236,7 @@ class ControlNode:
             takeovers=self.takeovers,
             knows_active=self.held is not None or bool(self.target),
             record_is_reachable=self.may_act() if self.held is not None else self._standby.reaches_record,
-            has_lost_commits=self._standby.lost is not None,
+            has_lost_commits=bool(self._standby.lost),
             copy_follows=self.held is not None or not self._standby.problem,
             copy_number=self.number,
             clock_difference_s=self._standby.clock_difference_s,
@@ -215,6 +254,11 @@ class ControlNode:
     def may_act(self) -> bool:
         """Return whether acts may begin: this node holds the lease, and is certain that it does."""
         return self.held is not None and self.held.state is LeaseState.HELD
+
+    @property
+    def record_position(self) -> CopyPosition:
+        """The last group of writes in the record, as far as this node knows, which must be or have been active."""
+        return self._opened.position if self._opened is not None else self._closed_at
 
     @property
     def number(self) -> int:
@@ -294,8 +338,9 @@ class ControlNode:
         The record that was given to it stays open.
         """
         await self._standby.close()
-        self._describing.abort()
-        self._describing.close()
+        for record in (self._describing, self._proving):
+            record.abort()
+            record.close()
 
     async def _take_if_possible(self) -> None:
         assert self._standby.lease is not None
@@ -313,7 +358,31 @@ class ControlNode:
             await self._be_active(taken)
 
     async def _be_active(self, taken: TakenLease) -> None:
-        """Run the service until this node leaves, or the start fails; then give the lease up."""
+        """Run the service until this node leaves, or the start fails; then give the lease up.
+
+        After a loss of commits, each time one is found, every scope gets a new epoch first, under the same lease.
+        """
+        self._lost = taken.lease.lost
+        try:
+            while True:
+                if self._lost:
+                    taken = await self._standby.renew_epochs(taken, self._lost)
+                    self._lost = ""
+                await self._hold(taken)
+                if not self._lost or self._stopping.is_set():
+                    break
+                taken = taken._replace(lease=replace(taken.lease, number=self._standby.number))
+        except Unavailable as error:
+            self._note_failure(error)
+        finally:
+            self._standby.forget_lease()
+
+    def _note_failure(self, error: ForewarnError) -> None:
+        log.error("this control node could not become active: %s", error)
+        self._failure = f"it could not become active: {error}"
+
+    async def _hold(self, taken: TakenLease) -> None:
+        """Run the service while the lease is held, and give it up, unless a loss of commits was found meanwhile."""
         self._leaving.clear()
         if self._stopping.is_set():
             self._leaving.set()
@@ -321,31 +390,45 @@ class ControlNode:
 
         def lease_changed(state: LeaseState) -> None:  # on a thread
             if state is LeaseState.DEPOSED:
-                self._end("another control node has taken the lease")
+                self._end(held.explanation)
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._follow_lease)
 
-        self.held = HeldLease(
+        def lost_commits(text: str) -> None:  # on a thread
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._leave_epoch, held, text)
+
+        def known() -> int:  # on a thread
+            store = self._opened
+            return 0 if store is None else store.number
+
+        held = self.held = HeldLease(
             self._record,
             taken.lease,
             sent_at=taken.sent_at,
             on_change=lease_changed,
             has_progress=lambda: time.monotonic() - self._beat_at < _PROGRESS_LIMIT_S,
+            known=known,
+            on_lost=lost_commits,
         )
         self.role = NodeRole.STARTING
-        self.held.start()
+        held.start()
         try:
-            await self._serve(taken, self.held)
+            await self._serve(taken, held)
             self._failure = ""
         except (Unavailable, Conflict) as error:
-            log.error("this control node could not become active: %s", error)
-            self._failure = f"it could not become active: {error}"
+            self._lost = ""  # the record remembers it
+            self._note_failure(error)
         finally:
-            self.role = NodeRole.STANDBY
-            held, self.held = self.held, None
+            self.role, self.held = NodeRole.STANDBY, None
             self._resigned_at, self._resigned_term = time.monotonic(), held.term
             self._standby.forget_lease()
-            await asyncio.to_thread(held.release)
+            await asyncio.to_thread(held.stop if self._lost else held.release)
+
+    def _leave_epoch(self, held: HeldLease, text: str) -> None:
+        if held is self.held:
+            self._lost = text
+            self._leaving.set()
 
     async def _serve(self, taken: TakenLease, held: HeldLease) -> None:
         clock = FlooredClock(taken.lease.clock, real=self._real_time)
@@ -374,7 +457,7 @@ class ControlNode:
             log.warning("%s", text)
             self.takeovers += 1
             self._wake_reconciler = control.reconciler.wake
-            self._store, self._lab_time = store, control.clock.now
+            self._store = store
             self.role = NodeRole.ACTIVE
             self._follow_lease()
             await self._leaving.wait()
@@ -382,11 +465,12 @@ class ControlNode:
             self._store = None
             self._wake_reconciler = lambda: None
             asyncio.get_running_loop().call_later(_ABANDON_AFTER_S, store.abandon)
-            await write_service_entry(control, f"control node {self.name} resigns")
+            does = "begins a new epoch" if self._lost else "resigns"
+            await write_service_entry(control, f"control node {self.name} {does}")
 
     def _forget_store(self, store: ReplicatedStore) -> None:
         """Let `number` be that of the standby again, which has what this store wrote."""
-        self._standby.number, self._opened = store.number, None
+        self._standby.number, self._opened, self._closed_at = store.number, None, store.position
 
     def _follow_lease(self) -> None:
         """Let the role of an active node follow the state of its lease.
@@ -415,7 +499,6 @@ class ControlNode:
             try:
                 await self._describe()
                 self._leave_full_disk()
-                await self._report_lost_commits()
             except Refused as error:
                 log.error("%s", error)
 
@@ -428,37 +511,29 @@ class ControlNode:
             self.resign()
             log.error("this control node resigns: %s", problem)
 
-    def note_lost_commits(self, by: str, known: int) -> None:
-        """Remember that the record (PostgreSQL) has lost a group of writes that somebody knows.
+    async def has_group(self, by: str, number: int, mark: str) -> bool:
+        """Return whether the record has the group that `by` has shown to VMs; while this node is active.
 
-        `by` says who, for people; `known` is the number of that group. The loss is kept in a file if the disk permits
-        it; `problem` then says it, unless there is another problem. An earlier loss stays. Does nothing unless this
-        node has the lease.
+        If it certainly has not, that is reported to the record, and the next renewal of the lease begins a new epoch.
+        `mark` is the group's hash; "" if a release without it wrote the group. False also if it cannot be found out.
         """
-        if self.held is not None:
-            lease = self.held.lease
-            lost = LostCommits(record_id=lease.record_id, by=by, known=known, found=max(self.number, lease.number))
-            self._standby.note_lost_commits(lost)
-
-    async def _report_lost_commits(self) -> None:
-        """Write an entry of the history about each loss of commits that a control node knows, once."""
-        store = self._store
-        found = {
-            status for status in (self.problem, *(row.status for row in self._nodes)) if tells_of_lost_commits(status)
-        }
-        if store is None or not found or not self.may_act():
-            return
-        reported = set(msgspec.json.decode(store.load(_LOST_COMMITS_NAME) or b"[]", type=list[str]))
-        for text in sorted(found - reported):
-            log.error("%s", text)
-            entry = HistoryEntry(at=self._lab_time(), what=EntryKind.SERVICE, who="forewarn", text=text)
-            value = msgspec.json.encode(sorted({*reported, text}))
+        store = self._opened
+        if store is None:
+            return False
+        position = store.position
+        if (not mark and number <= position.number) or (number, mark) == (position.number, position.hash):
+            return True
+        async with self._proof:
             try:
-                await store.commit(Commit(entries=(entry,), saved=(SavedValue(_LOST_COMMITS_NAME, value),)))
+                if number <= position.number:
+                    found = await asyncio.to_thread(self._proving.group_mark, number)
+                    if found is None or found.hash in ("", mark):
+                        return True  # too old for the log, or without a hash: nothing contradicts it
+                lost = describe_loss(by, known=number, found=position.number)
+                await asyncio.to_thread(self._proving.report_loss, position.record_id, lost)
             except ForewarnError as error:
-                log.warning("the loss of commits could not be written to the history: %s", error)
-                return  # the next beat tries again
-            reported.add(text)
+                log.warning("it is not known whether group %d of %s is in the record: %s", number, by, error)
+        return False
 
     async def _describe(self) -> None:
         """Store what this node is, and read what the others are. Raises Refused if another node has this name."""

@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from forewarn.store.lost_commits import tells_of_lost_commits
-from forewarn.store.record import LEASE_S, LeaseRow, NodeRow
+from forewarn.store.record import LACKS_STANDBY, LEASE_S, LeaseRow, NodeRow
 
 MAX_CLOCK_DIFFERENCE_S = 2.0  # from the clock of the record's server
 RESIGN_HOLD_S = 10.0  # a node that resigned leaves the lease to others for this long
@@ -48,13 +48,15 @@ class StandbyView(msgspec.Struct, frozen=True, kw_only=True):
 def reason_not_to_take(view: StandbyView) -> str:
     """Return why this node must not take the lease now, as a text for people; "" if it may try.
 
-    It must not while another node holds the lease, while its clock differs by over 2 s from the record's, for 10 s
-    after it gave the lease up unless another node has held it since, and, if its disk is almost full, until the lease
-    has been expired for 10 s.
+    It must not while another node holds the lease, while PostgreSQL demands no standby although it did, while its
+    clock differs by over 2 s from the record's, for 10 s after it gave the lease up unless another node has held it
+    since, and, if its disk is almost full, until the lease has been expired for 10 s.
     """
     lease = view.lease
     if lease.remaining_s > 0:
         return f"control node {lease.holder} is active"
+    if lease.lacks_standby:
+        return LACKS_STANDBY
     if abs(view.clock_difference_s) > MAX_CLOCK_DIFFERENCE_S:
         return clock_problem(view.clock_difference_s)
     nobody_took_it = lease.term == view.resigned_term

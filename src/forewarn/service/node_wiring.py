@@ -23,6 +23,7 @@ from forewarn.auth.forwarding_tokens import ForwardingTokens
 from forewarn.auth.tokens import SigningKey
 from forewarn.clock import read_real_time
 from forewarn.cluster.bus import Bus
+from forewarn.cluster.messages import RecordPosition
 from forewarn.control.control_plane import ControlPlane
 from forewarn.errors import Rejected
 from forewarn.metrics.control_node_metrics import ControlNodeMetrics
@@ -95,21 +96,13 @@ class _LeaseTerm:
         return self._node.term == self.number and self._node.may_act()
 
     @property
-    def record_number(self) -> int:
-        """The number of the last commit to the record, as far as this node knows."""
-        return max(self._node.number, self._lease.number)
+    def record(self) -> RecordPosition:
+        """The last commit to the record, as far as this node knows."""
+        position = self._node.record_position
+        return RecordPosition(self._lease.record_id, position.number, position.hash)
 
-    @property
-    def record_id(self) -> str:
-        """The id of the record, as it was when this node took the lease."""
-        return self._lease.record_id
-
-    def note_lost_commits(self, by: str, known: int) -> None:
-        """Remember and show that `by` knows a commit, number `known`, that the record does not have.
-
-        Does nothing once the node has given the lease up.
-        """
-        self._node.note_lost_commits(by, known)
+    async def has_group(self, by: str, shown: RecordPosition) -> bool:
+        return await self._node.has_group(by, shown.number, shown.hash)
 
 
 class ControlNodeProcess:

@@ -6,11 +6,13 @@ All calls of the record and all work on the copy run on one thread, because they
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -18,14 +20,17 @@ from forewarn.clock import read_real_time
 from forewarn.errors import ForewarnError, Refused
 from forewarn.service.cluster_secrets import FINGERPRINT_NAME, require_same_secrets
 from forewarn.store import sqlite_file
+from forewarn.store.epochs import RENEWAL_NAME, EpochRenewal, read_renewal
 from forewarn.store.following import CopyFollower
-from forewarn.store.lost_commits import LostCommits, read_lost_commits, write_lost_commits
+from forewarn.store.lost_commits import lost_commits_problem
 from forewarn.store.record import LEASE_S, LeaseRow, MustStop, RecordUnavailable, SharedRecord
 from forewarn.store.replicated import LeaseGuard, ReplicatedStore
 
+_LOSS_SHOWN_S = 86400.0  # for how long lost commits are reported after the new epoch began
 _COPY_RETRY_S = 1.0  # of real time, after the copy could not be written: to build it again is much work
 _READ_SAVED = "SELECT value FROM saved WHERE name = ?"
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class TakenLease(NamedTuple):
@@ -46,8 +51,7 @@ class Standby:
     `take` failed, else ""; `clock_difference_s` is how far this machine's clock is ahead of the server's (negative:
     behind). `number` is the number of the last group of writes in the copy, as of the last `look`. `reaches_record` is
     whether the last look found the record, even if the copy could not be written then; `free_bytes` is the free space
-    on the copy's disk as it was read last, None if it is not known; `lost` are commits that the record has lost, None
-    if none are known. `real_time` and `monotonic` return seconds.
+    on the copy's disk as it was read last, None if it is not known. `real_time` and `monotonic` return seconds.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class Standby:
         self.number = 0  # of the last group in the copy
         self.reaches_record = False
         self.free_bytes: int | None = None
-        self.lost: LostCommits | None = None  # commits that the record is known to have lost
+        self._renewal: EpochRenewal | None = None  # with which the present epoch began
         self._path, self._record, self._name = path, record, name
         self._fingerprint = fingerprint
         self._real_time, self._monotonic = real_time, monotonic
@@ -148,22 +152,32 @@ class Standby:
         def open_copy() -> ReplicatedStore:
             self._close_follower()
             name = f"control node {self._name}"
-            store = ReplicatedStore.open_copy(
+            return ReplicatedStore.open_copy(
                 self._path, self._record, taken.lease, guard=guard, clock=clock, on_stop=on_stop, name=name
             )
-            self.lost = read_lost_commits(self._path, taken.lease.record_id)
-            return store
 
-        return await self._call(open_copy)
+        store = await self._call(open_copy)
+        self._renewal = read_renewal(store.load(RENEWAL_NAME))
+        return store
 
-    def note_lost_commits(self, lost: LostCommits) -> None:
-        """Remember commits that the record has lost, in `lost` and, if possible, in a file; blocks briefly.
+    @property
+    def lost(self) -> str:
+        """What is known of commits that the record has lost, in a sentence; "" a day after the new epoch began."""
+        if self.lease is not None and self.lease.lost:
+            return lost_commits_problem(self.lease.lost)
+        renewal = self._renewal
+        if renewal is None or not renewal.is_loss or self._real_time() >= renewal.at + _LOSS_SHOWN_S:
+            return ""
+        return lost_commits_problem(renewal.reason)
 
-        A loss that is remembered already stays.
-        """
-        self.lost = self.lost or lost
-        with suppress(OSError):
-            write_lost_commits(self._path, lost)
+    async def renew_epochs(self, taken: TakenLease, lost: str) -> TakenLease:
+        """Give every scope of the record a new epoch under this lease; return the lease as it is then."""
+        sent_at = self._monotonic()
+        renew = partial(self._record.renew_epochs, taken.lease, self._real_time(), lost, is_loss=True)
+        lease, epoch = await self._call(renew)
+        self.lease = lease
+        log.critical("every scope has the new epoch %d, because %s", epoch, lost)
+        return taken._replace(lease=lease, sent_at=sent_at)
 
     def forget_lease(self) -> None:
         """Forget the lease that was read, and when another node was active, because this one was until now.
@@ -206,7 +220,7 @@ class Standby:
         if self._follower is None:
             self._follower = CopyFollower(self._path, self._record, f"control node {self._name}")
         lease = self._follower.follow()
-        self.lost = read_lost_commits(self._path, lease.record_id)
+        self._renewal = read_renewal(self._follower.load(RENEWAL_NAME))
         self.number = self._follower.position.number
         if self._fingerprint:
             self._check_secrets()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from forewarn.errors import Refused
 from forewarn.store import sqlite_file
-from forewarn.store.lost_commits import LostCommits, write_lost_commits
+from forewarn.store.lost_commits import describe_loss
 from forewarn.store.record import LeaseRow, LogPruned, RecordGroup, RecordMismatch, RecordSnapshot, SharedRecord
 from forewarn.store.row_changes import apply_changes, set_last_seq, upsert_sql
 from forewarn.store.schema import REVISION, REVISIONS
@@ -23,9 +23,9 @@ from forewarn.store.sqlite_file import StoreDamaged
 
 _GROUPS_PER_READ = 200
 _DATABASE_SUFFIXES = ("", "-wal", "-shm", "-journal")  # the database first: without it the others mean nothing
-_READ_POSITION = "SELECT record_id, term, number FROM record_position"
+_READ_POSITION = "SELECT record_id, term, number, hash FROM record_position"
 _FORGET_POSITION = "DELETE FROM record_position"
-_ADD_POSITION = "INSERT INTO record_position (record_id, term, number) VALUES (?, ?, ?)"
+_ADD_POSITION = "INSERT INTO record_position (record_id, term, number, hash) VALUES (?, ?, ?, ?)"
 _HAS_ROWS = "SELECT EXISTS (SELECT 1 FROM scopes) OR EXISTS (SELECT 1 FROM hosts) OR EXISTS (SELECT 1 FROM history)"
 
 
@@ -38,6 +38,7 @@ class CopyPosition(NamedTuple):
     record_id: str  # of the record; another one each time that is made, moved or renewed
     term: int  # of the group
     number: int  # of the group; 0: before the first one
+    hash: str = ""  # of the group, over all groups up to it
 
 
 class RebuildReason(StrEnum):
@@ -71,7 +72,7 @@ def write_position(db: sqlite3.Connection, position: CopyPosition) -> None:
     Call it in the transaction that writes the rows of the group. It keeps the stored `record_id`, ignoring the one in
     `position`, and does nothing in a store that is not a copy.
     """
-    db.execute("UPDATE record_position SET term = ?, number = ?", (position.term, position.number))
+    db.execute("UPDATE record_position SET term = ?, number = ?, hash = ?", position[1:])
 
 
 def forget_position(path: Path) -> None:
@@ -122,9 +123,8 @@ class CopyFollower:
 
         Applies all groups of writes in the record's log that the copy lacks. If it cannot continue from there, it
         builds the copy again from a snapshot and appends the reason to `rebuilt`; if the record has lost groups that
-        the copy had, it first remembers that in a file beside the copy. Opens a closed copy again. Blocks; raises
-        RecordUnavailable, Unavailable, Rejected or Refused. Groups that were applied before an error stay in the copy;
-        after a failed rebuild it is closed until the next call.
+        the copy had, it first reports that to the record. Opens a closed copy again. Blocks. Groups that were applied
+        before an error stay in the copy; after a failed rebuild it is closed until the next call.
         """
         lease = self._record.read_lease()
         self._found = lease.number
@@ -156,6 +156,11 @@ class CopyFollower:
             )
         return position
 
+    def load(self, name: str) -> bytes | None:
+        """Return the saved value with this name in the copy."""
+        row = self._db.execute("SELECT value FROM saved WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
     def close(self) -> None:
         """Close the copy's file, not the record. Closing twice is harmless; `follow` opens the file again."""
         opened, self._opened = self._opened, None
@@ -184,9 +189,9 @@ class CopyFollower:
                 self._rebuild(RebuildReason.TOO_OLD)
                 return
             # After the groups were read: a record that has lost groups has others under their numbers by then.
-            term = self._record.log_term(position.number)
-            if term != position.term:
-                self._rebuild(RebuildReason.TOO_OLD if term is None else RebuildReason.LOST_GROUPS)
+            mark = self._record.group_mark(position.number)
+            if mark != (position.term, position.hash):
+                self._rebuild(RebuildReason.TOO_OLD if mark is None else RebuildReason.LOST_GROUPS)
                 return
             if not groups:
                 return
@@ -194,7 +199,7 @@ class CopyFollower:
 
     def _apply_groups(self, record_id: str, groups: list[RecordGroup]) -> CopyPosition:
         last = groups[-1]
-        position = CopyPosition(record_id, last.term, last.number)
+        position = CopyPosition(record_id, last.term, last.number, last.hash)
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for group in groups:
@@ -212,8 +217,8 @@ class CopyFollower:
     def _rebuild(self, reason: RebuildReason) -> None:
         if reason is RebuildReason.LOST_GROUPS:
             position = self.position
-            lost = LostCommits(record_id=position.record_id, by=self._name, known=position.number, found=self._found)
-            write_lost_commits(self._path, lost)  # before the copy that shows it is gone
+            lost = describe_loss(self._name, known=position.number, found=self._found)
+            self._record.report_loss(position.record_id, lost)  # before the copy that shows it is gone
         self.close()
         build_copy(self._path, self._record)
         self.rebuilt.append(reason)
@@ -273,7 +278,7 @@ def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
 
 
 def _fill(db: sqlite3.Connection, snapshot: RecordSnapshot) -> CopyPosition:
-    position = CopyPosition(snapshot.record_id, snapshot.term, snapshot.number)
+    position = CopyPosition(snapshot.record_id, snapshot.term, snapshot.number, snapshot.hash)
     db.execute("PRAGMA synchronous = OFF")  # the file is synced once, when it is complete
     db.execute("BEGIN IMMEDIATE")
     for table, rows in snapshot.tables:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from threading import Event, Lock, Thread
 
 from forewarn.errors import ForewarnError
-from forewarn.store.record import LEASE_S, Deposed, LeaseRow, RecordUnavailable, SharedRecord
+from forewarn.store.record import LACKS_STANDBY, LEASE_S, Deposed, LeaseRow, RecordUnavailable, SharedRecord
 
 RENEWAL_INTERVAL_S = 1.0
 PROGRESS_LIMIT_S = 10.0  # the lease is not renewed if the event loop has not run for this long
@@ -43,10 +43,13 @@ class HeldLease:
     Only the node with the lease may write to the record (PostgreSQL). Make one after `SharedRecord.take_lease` returned
     `lease`; call `start` once, and `release` or `stop` at the end. The caller keeps `record`: the threads have
     connections of their own. `sent_at` is the monotonic time before `take_lease` was called. The lease is renewed each
-    second; without a renewal for LEASE_S (3 s) it is suspended. `on_change` is called with each new state, on one of
-    the threads or the caller's, and must not block. `has_progress` says whether the event loop has run lately: while it
-    has not, the lease is not renewed. Each minute the first thread also prunes the record's log, which keeps an hour.
-    All methods but `start` may be called from any thread.
+    second; without a renewal for LEASE_S (3 s) it is suspended, and at once if the server no longer demands the
+    synchronous standby that it once did. `on_change` is called with each new state, on one of the threads or the
+    caller's, and must not block. `has_progress` says whether the event loop has run lately: while it has not, the lease
+    is not renewed. `known` returns the number of the last group that this node has written: a server without it has
+    lost commits, and the lease with them. `on_lost` gets, on a thread and perhaps repeatedly, what is reported as lost.
+    Each minute the first thread also prunes the record's log, which keeps an hour. All methods but `start` may be
+    called from any thread.
     """
 
     def __init__(
@@ -57,19 +60,21 @@ class HeldLease:
         sent_at: float,
         on_change: Callable[[LeaseState], None] = lambda state: None,
         has_progress: Callable[[], bool] = lambda: True,
+        known: Callable[[], int] = lambda: 0,
+        on_lost: Callable[[str], None] = lambda text: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lease = lease  # as it was taken
         self._renewing, self._watching = record.connect(), record.connect()
         self._on_change = on_change
-        self._has_progress = has_progress
+        self._has_progress, self._known, self._on_lost = has_progress, known, on_lost
         self._monotonic = monotonic
         self._lock = Lock()
         self._sent_at = sent_at  # of the last successful renewal
         self._ended: LeaseState | None = None  # deposed or released
         self._reported = LeaseState.HELD
         self._failure = ""  # of the last renewal
-        self._waits_for_standby = False
+        self._waits_for_standby = self._lacks_standby = False
         self._is_stopping = Event()
         self._threads = [
             Thread(target=self._renew_until_stopped, name="lease renewal", daemon=True),
@@ -86,7 +91,7 @@ class HeldLease:
         """What this node may do now: HELD, SUSPENDED, DEPOSED or RELEASED; the last two never change."""
         if self._ended is not None:
             return self._ended
-        return LeaseState.HELD if self.margin_s > 0 else LeaseState.SUSPENDED
+        return LeaseState.HELD if self.margin_s > 0 and not self._lacks_standby else LeaseState.SUSPENDED
 
     @property
     def margin_s(self) -> float:
@@ -107,6 +112,8 @@ class HeldLease:
             return ""
         if state is not LeaseState.SUSPENDED:
             return f"this control node does not hold the lease any more: {self._failure or state}"
+        if self._lacks_standby:
+            return f"nothing can be changed: {LACKS_STANDBY}"
         seconds = LEASE_S - self.margin_s
         if self._waits_for_standby:
             reason = "PostgreSQL waits for its synchronous standby: start the standby, or change "
@@ -142,7 +149,7 @@ class HeldLease:
         with self._lock:
             self._sent_at = max(self._sent_at, sent_at)
             self._failure = ""
-            self._waits_for_standby = False
+            self._waits_for_standby = self._lacks_standby = False
         self._report()
 
     def deposed(self, reason: str) -> None:
@@ -196,16 +203,23 @@ class HeldLease:
                 self._prune_log()
 
     def _renew(self) -> None:
-        sent_at = self._monotonic()
+        sent_at, known = self._monotonic(), self._known()
         try:
-            is_held = self._renewing.renew_lease(self.term)
+            row = self._renewing.renew_lease(self.term)
         except ForewarnError as error:
             self._failure = str(error)
             return
-        if is_held:
-            self.renewed(sent_at)
+        if row is None:
+            self.deposed("another control node has taken the lease")
+        elif row.number < known:  # another server of PostgreSQL answers now, with the same term
+            self.deposed(f"PostgreSQL ends at group {row.number}, and has lost group {known} of this node")
+        elif row.lacks_standby:
+            self._lacks_standby = True
+            self._report()
         else:
-            self.deposed("another control node has taken it")
+            self.renewed(sent_at)
+            if row.lost:
+                self._on_lost(row.lost)
 
     def _prune_log(self) -> None:
         try:

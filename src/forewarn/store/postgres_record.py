@@ -17,6 +17,7 @@ from psycopg import errors
 
 from forewarn.errors import ForewarnError, Refused, Unavailable
 from forewarn.store import postgres_connection
+from forewarn.store.epochs import begin_new_epoch
 from forewarn.store.postgres_arrays import array_parameters, upsert_all_sql
 from forewarn.store.postgres_connection import (
     CALL_LIMIT_S,
@@ -27,8 +28,10 @@ from forewarn.store.postgres_connection import (
     transaction_settings,
 )
 from forewarn.store.record import (
+    LACKS_STANDBY,
     LEASE_S,
     Deposed,
+    GroupMark,
     LeaseRow,
     LogPruned,
     NodeRow,
@@ -59,31 +62,48 @@ _KEPT_GROUPS = 1000  # the log always has the last ones, so that a copy of an id
 _NODE_DAYS = 7  # a control node that has not described itself for longer is forgotten
 _WRITE_LIMITS = transaction_settings(lock_s=5, idle_s=LEASE_S)
 _EXPIRY = f"clock_timestamp() + interval '{LEASE_S} seconds'"
+# Whether a COMMIT of this session waits for a standby, which a primary without one does not: see `LACKS_STANDBY`.
+_IS_SYNCHRONOUS = """(current_setting('synchronous_standby_names') <> ''
+    AND current_setting('synchronous_commit') NOT IN ('off', 'local'))"""
 _LEASE_COLUMNS = (
     "term, holder, url, n, seq, clock, coalesce(extract(epoch FROM nullif(expires_at, '-infinity') "
-    "- clock_timestamp()), -1)::float8, extract(epoch FROM clock_timestamp())::float8, record_id"
+    "- clock_timestamp()), -1)::float8, extract(epoch FROM clock_timestamp())::float8, record_id, "
+    f"demands_standby AND NOT {_IS_SYNCHRONOUS}, lost"
 )
 _READ_LEASE = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE shard = 0"
 _LOCK_LEASE = f"{_READ_LEASE} FOR UPDATE"
 _TAKE_LEASE = f"""
-    UPDATE lease SET term = term + 1, holder = %s, url = %s, expires_at = {_EXPIRY}
+    UPDATE lease SET term = term + 1, holder = %s, url = %s, expires_at = {_EXPIRY},
+                     demands_standby = demands_standby OR {_IS_SYNCHRONOUS}
     WHERE shard = 0 AND expires_at < clock_timestamp() RETURNING {_LEASE_COLUMNS}"""
-_RENEW_LEASE = f"UPDATE lease SET expires_at = {_EXPIRY} WHERE shard = 0 AND term = %s"
+_RENEW_LEASE = f"""
+    UPDATE lease SET expires_at = {_EXPIRY}, demands_standby = demands_standby OR {_IS_SYNCHRONOUS}
+    WHERE shard = 0 AND term = %s RETURNING {_LEASE_COLUMNS}"""
 _RELEASE_LEASE = "UPDATE lease SET expires_at = clock_timestamp() WHERE shard = 0 AND term = %s"
 # Fails with division by zero if no row is left: then the server skips the rest of the pipeline.
 _FENCE = f"""
     WITH fenced AS (
         UPDATE lease SET n = n + 1, seq = %s, clock = greatest(clock, %s), expires_at = {_EXPIRY}
-        WHERE shard = 0 AND term = %s AND n = %s RETURNING n)
+        WHERE shard = 0 AND term = %s AND n = %s AND (NOT demands_standby OR {_IS_SYNCHRONOUS}) RETURNING n)
     SELECT 1 / (SELECT count(*) FROM fenced)"""
-_ADD_TO_LOG = "INSERT INTO log (n, term, revision, seq, clock, body) VALUES (%s, %s, %s, %s, %s, %s)"
+_ADD_TO_LOG = "INSERT INTO log (n, term, revision, seq, clock, body, hash) VALUES (%s, %s, %s, %s, %s, %s, %s)"
+_REPORT_LOSS = "UPDATE lease SET lost = %s WHERE shard = 0 AND record_id = %s AND lost = ''"
+# Hosts obey no term that is lower than one they know, and the record may have forgotten the last ones.
+_RENEW_RECORD = f"""
+    UPDATE lease SET n = n + 1, clock = greatest(clock, %s), term = greatest(term, %s), lost = '',
+                     record_id = gen_random_uuid()::text
+    WHERE shard = 0 AND term = %s AND n = %s RETURNING {_LEASE_COLUMNS}"""
+# Without a body: a copy of an earlier group cannot continue with it, and is built again.
+_ADD_RENEWAL_TO_LOG = """
+    INSERT INTO log (n, term, revision, seq, clock, body, hash)
+    VALUES (%s, %s, %s, %s, %s, NULL, gen_random_uuid()::text)"""
 # The first group in any case; further ones as long as all of them together are not longer than the last parameter.
 _READ_LOG = """
-    SELECT n, term, revision, seq, clock, body FROM (
+    SELECT n, term, revision, seq, clock, body, hash FROM (
         SELECT *, row_number() OVER (ORDER BY n) AS place, sum(octet_length(body)) OVER (ORDER BY n) AS bytes
         FROM (SELECT * FROM log WHERE n > %s ORDER BY n LIMIT %s) AS following
     ) AS measured WHERE place = 1 OR bytes <= %s ORDER BY n"""
-_READ_LOG_TERM = "SELECT term FROM log WHERE n = %s"
+_READ_MARK = "SELECT term, hash FROM log WHERE n = %s"
 _PRUNE_LOG = f"""
     DELETE FROM log WHERE at < clock_timestamp() - make_interval(secs => %s)
     AND n <= (SELECT n FROM lease WHERE shard = 0) - {_KEPT_GROUPS}"""
@@ -190,13 +210,9 @@ class PostgresRecord(SharedRecord):
         rows = self._write(_TAKE_LEASE, (holder, url))
         return _lease_row(rows) if rows else None
 
-    def renew_lease(self, term: int) -> bool:
-        """Extend the lease by LEASE_S seconds from now; False if another node has taken it since.
-
-        An expired lease that nobody has taken is renewed, too. Raises RecordUnavailable. `term` is the one that
-        `take_lease` returned.
-        """
-        return self._write_count(_RENEW_LEASE, (term,)) == 1
+    def renew_lease(self, term: int) -> LeaseRow | None:
+        rows = self._write(_RENEW_LEASE, (term,))
+        return _lease_row(rows) if rows else None
 
     def release_lease(self, term: int) -> None:
         """Let the lease expire at once, so that another node can take it; does nothing under a later term.
@@ -241,7 +257,7 @@ class PostgresRecord(SharedRecord):
             with db.transaction():
                 db.execute(_WRITE_LIMITS)
                 lease = _lease_row(db.execute(_LOCK_LEASE).fetchall())
-                return lease, db.execute(_READ_LOG_TERM, (number,)).fetchall()
+                return lease, db.execute(_READ_MARK, (number,)).fetchall()
 
         lease, found = self._call(ask)
         if number > lease.number:
@@ -267,19 +283,40 @@ class PostgresRecord(SharedRecord):
         if number > lease.number or not rows or rows[0][0] != number + 1 or any(row[5] is None for row in rows):
             raise LogPruned(f"the log of {self._name} does not continue after group {number}")
         return [
-            RecordGroup(number=n, term=term, revision=revision, seq=seq, clock=clock, changes=decode_changes(body))
-            for n, term, revision, seq, clock, body in rows
+            RecordGroup(
+                number=n, term=term, revision=revision, seq=seq, clock=clock, changes=decode_changes(body), hash=mark
+            )
+            for n, term, revision, seq, clock, body, mark in rows
         ]
 
-    def log_term(self, number: int) -> int | None:
-        """Return the term of the group with this number; 0 for number 0, None if the log does not have it.
-
-        Raises RecordUnavailable.
-        """
+    def group_mark(self, number: int) -> GroupMark | None:
         if number == 0:
-            return 0
-        rows = self._call(lambda db: db.execute(_READ_LOG_TERM, (number,)).fetchall())
-        return int(rows[0][0]) if rows else None
+            return GroupMark(0, "")
+        rows = self._call(lambda db: db.execute(_READ_MARK, (number,)).fetchall())
+        return GroupMark(*rows[0]) if rows else None
+
+    def report_loss(self, record_id: str, lost: str) -> None:
+        self._write_count(_REPORT_LOSS, (lost, record_id))
+
+    def renew_epochs(self, lease: LeaseRow, now: float, reason: str, *, is_loss: bool = False) -> tuple[LeaseRow, int]:
+        def renew(db: LimitedConnection) -> tuple[LeaseRow, int]:
+            rows = db.execute(_RENEW_RECORD.encode(), (now, int(now), lease.term, lease.number)).fetchall()
+            if not rows:
+                raise Deposed(f"a control node has begun to use {self._name}: its epochs were not renewed")
+            renewed = _lease_row(rows)
+            renewal = begin_new_epoch(
+                lambda sql, values: db.execute(sql.replace("?", "%s").encode(), values),
+                now=now,
+                reason=reason,
+                is_loss=is_loss,
+            )
+            entry = (renewed.number, lease.term, REVISION, renewed.seq, renewed.clock)
+            db.execute(_ADD_RENEWAL_TO_LOG, entry)
+            # Last, because the update of many scopes takes long: the caller still holds the lease after the COMMIT.
+            held = _lease_row(db.execute(_RENEW_LEASE.encode(), (renewed.term,)).fetchall())
+            return held, renewal.epoch
+
+        return self._in_transaction(renew)
 
     def prune_log(self, keep_s: float) -> int:
         """Delete groups from the log that are older than this and not among the last 1000; return how many.
@@ -300,12 +337,13 @@ class PostgresRecord(SharedRecord):
             db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             lease = _lease_row(db.execute(_READ_LEASE).fetchall())
             ((revision,),) = db.execute(_READ_REVISION).fetchall()
-            terms = db.execute(_READ_LOG_TERM, (lease.number,)).fetchall()
+            marks = db.execute(_READ_MARK, (lease.number,)).fetchall()
         try:
             yield RecordSnapshot(
                 record_id=lease.record_id,
-                term=int(terms[0][0]) if terms else 0,
+                term=int(marks[0][0]) if marks else 0,
                 number=lease.number,
+                hash=marks[0][1] if marks else "",
                 seq=lease.seq,
                 revision=revision,
                 tables=self._read_tables(db),
@@ -388,8 +426,10 @@ class PostgresRecord(SharedRecord):
             "not have it"
         )
 
-    def _fence_error(self, group: RecordGroup) -> Deposed | RecordMismatch:
+    def _fence_error(self, group: RecordGroup) -> ForewarnError:
         lease = self.read_lease()
+        if lease.lacks_standby:
+            return RecordUnavailable(f"nothing was saved: {LACKS_STANDBY}")
         if lease.term != group.term:
             return Deposed(f"control node {lease.holder!r} has taken the lease (term {lease.term})")
         return RecordMismatch(f"{self._name} is at group {lease.number}, so group {group.number} cannot follow")
@@ -481,12 +521,12 @@ def _send_group(db: LimitedConnection, group: RecordGroup) -> None:
         for at in range(0, len(rows), _ROWS_PER_STATEMENT):
             part = rows[at : at + _ROWS_PER_STATEMENT]
             cursor.execute(upsert_all_sql(table, width), array_parameters(table, part))
-    body = encode_changes(group.changes)
-    db.execute(_ADD_TO_LOG, (group.number, group.term, group.revision, group.seq, group.clock, body))
+    body = group.body or encode_changes(group.changes)
+    db.execute(_ADD_TO_LOG, (group.number, group.term, group.revision, group.seq, group.clock, body, group.hash))
 
 
 def _lease_row(rows: RowList) -> LeaseRow:
-    ((term, holder, url, number, seq, clock, remaining_s, server_time, record_id),) = rows
+    ((term, holder, url, number, seq, clock, remaining_s, server_time, record_id, lacks_standby, lost),) = rows
     return LeaseRow(
         term=term,
         holder=holder,
@@ -497,4 +537,6 @@ def _lease_row(rows: RowList) -> LeaseRow:
         remaining_s=remaining_s,
         server_time=server_time,
         record_id=record_id,
+        lacks_standby=lacks_standby,
+        lost=lost,
     )

@@ -7,15 +7,21 @@ which every control node keeps its own copy (a SQLite store). The record conform
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from forewarn.errors import ForewarnError, Rejected, Unavailable
 
 LEASE_S = 3.0  # a lease that was not renewed for this long has expired, by the clock of the record's server
+
+LACKS_STANDBY = (
+    "PostgreSQL demands no synchronous standby any more, with which this cluster was set up: set "
+    "synchronous_standby_names on the present primary, or run `forewarn store without-standby`"
+)
 
 SqlValues = tuple[Any, ...]  # each is str, bytes, int, float or None
 
@@ -93,6 +99,8 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     remaining_s: float  # seconds until it expires, by the server's clock; 0 or less: it has expired
     server_time: float  # the server's own clock, in POSIX seconds
     record_id: str  # another one each time the record is made, moved or renewed; a copy of another one is useless
+    lacks_standby: bool = False  # the server demands no synchronous standby, and once did: nothing may be written
+    lost: str = ""  # which commits the record has lost, in a clause; "": none since the epochs were renewed
 
 
 class RowChange(msgspec.Struct, frozen=True, array_like=True):
@@ -116,6 +124,22 @@ class RecordGroup(msgspec.Struct, frozen=True, kw_only=True):
     clock: float  # lab time when it was committed
     changes: tuple[RowChange, ...]  # of replicated tables, deletions first
     revision: str = ""  # of the schema that the rows have
+    hash: str = ""  # over all groups up to this one, see `chain_hash`; "" if a release without it wrote the group
+    body: bytes = b""  # `changes` as the log stores them; b"": not encoded yet
+
+
+class GroupMark(NamedTuple):
+    """Which group it is that has a number: two records with the same mark have the same groups up to there."""
+
+    term: int
+    hash: str
+
+
+def chain_hash(before: str, term: int, number: int, body: bytes) -> str:
+    """Return the hash of a group, given that of the group before and the encoded changes."""
+    chained = hashlib.sha256(f"{before}:{term}:{number}:".encode())
+    chained.update(body)
+    return chained.hexdigest()[:32]
 
 
 class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +151,7 @@ class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     record_id: str  # another one each time the record is made, moved or renewed
     term: int  # of the group `number`; 0 if the log does not have that
     number: int  # of the last group that the rows have
+    hash: str  # of that group
     seq: int  # of the last history entry ever written
     revision: str  # of the schema that the rows have
     tables: Iterator[tuple[str, Sequence[SqlValues]]]  # table and rows, perhaps in pieces; empty ones may be left out
@@ -168,11 +193,10 @@ class SharedRecord(Protocol):
         is the name of this node, `url` where other nodes reach it; both are stored with the lease.
         """
 
-    def renew_lease(self, term: int) -> bool:
-        """Extend the lease by LEASE_S seconds from now; False if another node has taken it since.
+    def renew_lease(self, term: int) -> LeaseRow | None:
+        """Extend the lease by LEASE_S seconds from now and return it; None if another node has taken it since.
 
-        An expired lease that nobody has taken is renewed, too. Raises RecordUnavailable. `term` is the one that
-        `take_lease` returned.
+        An expired lease that nobody has taken is renewed, too. `term` is the one that `take_lease` returned.
         """
 
     def release_lease(self, term: int) -> None:
@@ -205,10 +229,21 @@ class SharedRecord(Protocol):
         or rewritten, or has not got that far), and RecordUnavailable.
         """
 
-    def log_term(self, number: int) -> int | None:
-        """Return the term of the group with this number; 0 for number 0, None if the log does not have it.
+    def group_mark(self, number: int) -> GroupMark | None:
+        """Return which group has this number; (0, "") for number 0, None if the log does not have it."""
 
-        Raises RecordUnavailable.
+    def report_loss(self, record_id: str, lost: str) -> None:
+        """Note that the record has lost commits, durably, until `renew_epochs`; an earlier note stays.
+
+        Does nothing if the record has another id now: its epochs were renewed since.
+        """
+
+    def renew_epochs(self, lease: LeaseRow, now: float, reason: str, *, is_loss: bool = False) -> tuple[LeaseRow, int]:
+        """Begin a new epoch (`begin_new_epoch`) under the lease that the caller holds; return the lease then and it.
+
+        `lease` must have the number of the last group. The record gets another id, so that every copy is built again;
+        the term becomes at least `now` (real time), so that hosts obey it that know terms which are lost. Raises
+        Deposed if the lease or its number is another one.
         """
 
     def prune_log(self, keep_s: float) -> int:

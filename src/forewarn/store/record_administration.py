@@ -19,7 +19,6 @@ from sqlalchemy.exc import DBAPIError
 from forewarn.errors import Refused, Unavailable
 from forewarn.store import postgres_connection, sqlite_file
 from forewarn.store.digests import TableDigest, copy_digests, digest_tables, read_rows
-from forewarn.store.epochs import EpochRenewal, Execute, begin_new_epoch
 from forewarn.store.following import build_copy, forget_position
 from forewarn.store.lease import HeldLease
 from forewarn.store.postgres_connection import LimitedConnection, failure_text
@@ -40,9 +39,10 @@ _FENCE = """
     UPDATE lease SET n = n + 1, seq = greatest(seq, %s), clock = greatest(clock, %s),
                      record_id = gen_random_uuid()::text
     WHERE shard = 0 AND term = %s AND n = %s RETURNING n"""
-# Hosts obey no term that is lower than one they know, and a restored record may have forgotten the last ones.
-_RAISE_TERM = "UPDATE lease SET term = greatest(term, %s), expires_at = clock_timestamp() WHERE shard = 0"
-_ADD_TO_LOG = "INSERT INTO log (n, term, revision, seq, clock, body) VALUES (%s, %s, %s, %s, %s, NULL)"
+_ADD_TO_LOG = """
+    INSERT INTO log (n, term, revision, seq, clock, body, hash)
+    VALUES (%s, %s, %s, %s, %s, NULL, gen_random_uuid()::text)"""
+_FORGET_STANDBY = "UPDATE lease SET demands_standby = false WHERE shard = 0"
 _DEMANDED_STANDBY = """
     SELECT current_setting('synchronous_standby_names'), count(*), count(sync_state),
            count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) FROM pg_stat_replication"""
@@ -181,23 +181,27 @@ def renew_epochs(url: str, *, now: float) -> int:
     terms obey the restored cluster. Every copy is built again. After RecordUnavailable the epochs may have been
     renewed; another call is harmless. Holds the lease meanwhile. Blocks; durable on return.
     """
-    renewals: list[EpochRenewal] = []
-    with _exclusive(url, "store renew") as (_, lease):
-        _rewrite(
-            url,
-            lease,
-            lease.seq,
-            now,
-            lambda db: renewals.append(
-                begin_new_epoch(_record_execute(db), now=now, reason="`forewarn store renew` was run")
-            ),
-            term=int(now),
-        )
-    return renewals[-1].epoch
+    with _exclusive(url, "store renew") as (record, lease):
+        renewed, epoch = record.renew_epochs(lease, now, "`forewarn store renew` was run")
+        record.release_lease(renewed.term)
+    return epoch
 
 
-def _record_execute(db: LimitedConnection) -> Execute:
-    return lambda sql, values: db.execute(sql.replace("?", "%s").encode(), values)
+def allow_no_standby(url: str) -> None:
+    """Let control nodes write without a synchronous standby, until PostgreSQL demands one again."""
+    open_record(url).close()  # checks the schema
+    name = postgres_connection.describe_url(url)
+    with closing(postgres_connection.connect(url)) as db:
+        try:
+            ((names, *_),) = db.execute(_DEMANDED_STANDBY).fetchall()
+            if names:
+                raise Refused(
+                    f"{name} demands the synchronous standby {names!r}, so control nodes would require it again: set "
+                    "synchronous_standby_names = '' first"
+                )
+            db.execute(_FORGET_STANDBY)
+        except psycopg.Error as error:
+            raise RecordUnavailable(f"{name} did not confirm the change ({failure_text(error)}): try again") from error
 
 
 def _require_standby(name: str, db: LimitedConnection) -> None:
@@ -235,19 +239,8 @@ def _exclusive(url: str, purpose: str) -> Iterator[tuple[PostgresRecord, LeaseRo
             held.release()
 
 
-def _rewrite(
-    url: str,
-    lease: LeaseRow,
-    seq: int,
-    clock: float,
-    write: Callable[[LimitedConnection], object],
-    *,
-    term: int | None = None,
-) -> None:
-    """Write to the record in one transaction that every copy is built again after.
-
-    With `term`, the term of the lease becomes at least that, and the lease ends.
-    """
+def _rewrite(url: str, lease: LeaseRow, seq: int, clock: float, write: Callable[[LimitedConnection], object]) -> None:
+    """Write to the record in one transaction that every copy is built again after."""
     name = postgres_connection.describe_url(url)
     was_cancelled: list[errors.Diagnostic] = []
     with closing(postgres_connection.connect(url, on_notice=was_cancelled.append)) as db:
@@ -260,8 +253,6 @@ def _rewrite(
                     raise Refused(f"a control node has begun to use {name}: nothing was changed there")
                 number = fenced[0][0]
                 db.execute(_ADD_TO_LOG, (number, lease.term, REVISION, max(seq, lease.seq), clock))
-                if term is not None:
-                    db.execute(_RAISE_TERM, (term,))
         except psycopg.DataError as error:
             raise Refused(
                 f"{name} cannot store a value, and nothing was changed there ({failure_text(error)})"

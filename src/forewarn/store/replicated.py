@@ -26,8 +26,9 @@ from forewarn.store.record import (
     RecordGroup,
     RecordUnavailable,
     SharedRecord,
+    chain_hash,
 )
-from forewarn.store.row_changes import ChangeCapture
+from forewarn.store.row_changes import ChangeCapture, encode_changes
 from forewarn.store.schema import REVISION
 from forewarn.store.sqlite import SqliteStore
 from forewarn.store.sqlite_file import StoreFileCheck
@@ -96,8 +97,12 @@ class RecordReplication(GroupReplication):
         self._is_closing = Event()
 
     @property
+    def position(self) -> CopyPosition:
+        """The last group that the record has, as far as this node knows."""
+        return self._position
+
+    @property
     def number(self) -> int:
-        """The number of the last group that the record has, as far as this node knows."""
         return self._position.number
 
     def begin(self) -> None:
@@ -121,11 +126,15 @@ class RecordReplication(GroupReplication):
             return
         self._guard.check()
         seq = self._db.execute(queries.LAST_SEQ).fetchone()
-        position = self._position._replace(term=self._term, number=self._position.number + 1)
+        number, body = self._position.number + 1, encode_changes(changes)
+        mark = chain_hash(self._position.hash, self._term, number, body)
+        position = self._position._replace(term=self._term, number=number, hash=mark)
         write_position(self._db, position)
         group = RecordGroup(
             term=self._term,
-            number=position.number,
+            number=number,
+            hash=mark,
+            body=body,
             seq=int(seq[0]) if seq else 0,
             clock=self._clock(),
             changes=changes,
@@ -246,9 +255,14 @@ class ReplicatedStore(SqliteStore):
         return store
 
     @property
+    def position(self) -> CopyPosition:
+        """The last group of writes in the record that this node has written, or found at start."""
+        return self._replication.position
+
+    @property
     def number(self) -> int:
-        """The number of the last group of writes in the record that this node has written, or found at start."""
-        return self._replication.number
+        """The number of that group."""
+        return self._replication.position.number
 
     async def close(self) -> None:
         """Finish the writes under way, and close the copy and this store's connection to the record.

@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy import Integer as Int
 
 APPLICATION_ID = 0x4657524E  # "FWRN", in the header of every store file
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")  # ids of the migrations, oldest first
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")  # ids of the migrations, oldest first
 REVISION = REVISIONS[-1]  # of a store that is up to date; also the user_version of the file
 
 # 64 bits on both engines: an epoch is a time in seconds, and 32 bits end in 2038.
@@ -264,4 +264,5 @@ record_position = Table(
     Column("record_id", String, primary_key=True),
     Column("term", Integer, nullable=False),
     Column("number", Integer, nullable=False),
+    Column("hash", String, nullable=False, server_default=""),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from alembic import command
@@ -17,6 +18,7 @@ from sqlalchemy.pool import StaticPool
 
 from forewarn.store.schema import APPLICATION_ID, REVISION
 
+_ALEMBIC = Lock()  # its context is global, and the nodes of a test are threads of one process
 MIGRATIONS_DIRECTORY = Path(__file__).parent  # where Alembic finds `env.py` and `versions`
 
 
@@ -49,7 +51,8 @@ def _apply_missing(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS_DIRECTORY).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _ALEMBIC:
+        command.upgrade(config, "head")
 
 
 def _begin_immediate(connection: Connection) -> None:
