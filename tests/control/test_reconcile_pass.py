@@ -9,6 +9,7 @@ import pytest
 from forewarn.core.cause import Cause
 from forewarn.core.commit import Commit
 from forewarn.core.event import EventState
+from forewarn.core.fleet import Vm
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact
 from forewarn.store.memory import MemoryStore
 from tests.support.world import World, a_host, a_vm
@@ -26,9 +27,14 @@ class FailingScopeStore(MemoryStore):
 
 
 class RequestReadingStore(MemoryStore):
-    """Counts the requests that were read."""
+    """Counts the requests that were read, and the reads of VMs."""
 
     reads = 0
+    vm_reads = 0
+
+    def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
+        self.vm_reads += 1
+        return super().vms(scope_id=scope_id, host=host, removed=removed)
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
         self.reads += 1
@@ -49,6 +55,17 @@ def test_publishing_reads_the_request_of_a_rollout_once_and_not_for_each_event()
         reads.append(store.reads)
         world.close()
     assert reads[0] == reads[1]
+
+
+def test_the_vms_of_most_hosts_of_the_fleet_are_read_at_once() -> None:
+    store = RequestReadingStore()
+    hosts = [a_host(f"h{n}") for n in range(120)]
+    world = World(store=store, hosts=hosts, vms=[a_vm(f"vm-{n}", host=f"h{n}") for n in range(120)])
+    names = tuple(host.name for host in reversed(hosts))
+    store.vm_reads = 0
+    vms = world.control.rollouts.vms_of(Rollout(impact=RolloutImpact.UPDATE, hosts=names))
+    assert ([vm.host for vm in vms], store.vm_reads) == (list(names), 1)
+    world.close()
 
 
 def test_an_error_in_one_scope_does_not_block_the_others() -> None:
