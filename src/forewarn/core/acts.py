@@ -79,13 +79,11 @@ def act_to_wait_for(scope: Scope, event: Event) -> Act | None:
     Such an act takes the VM off its host, so that the VM may be gone afterwards, or brings it to one; an event that
     itself takes the VM off its host need not wait for the latter.
     """
-    leaves_host = event.rules.verb in VERBS_LEAVING_HOST
-    for other in scope.live_events(EventState.STARTED):
-        for act in other.unfinished_acts if other.id != event.id else ():
-            waits = act.verb in VERBS_LEAVING_HOST or (act.to_host and not leaves_host)
-            if waits and act.name in event.vms:
-                return act
-    return None
+    others = (other for other in scope.live_events(EventState.STARTED) if other.id != event.id)
+    acts = [act for other in others for act in other.unfinished_acts if act.name in event.vms]
+    leaving = (act for act in acts if act.verb in VERBS_LEAVING_HOST)  # first, because nothing may follow them
+    moving = (act for act in acts if act.to_host and event.rules.verb not in VERBS_LEAVING_HOST)
+    return next(leaving, None) or next(moving, None)
 
 
 def with_acts_at_host(scope: Scope, vm: Vm, failed_hosts: Set[str]) -> Scope:
