@@ -132,6 +132,16 @@ def test_a_polling_scope_stays_enabled_over_a_jump_and_a_silent_one_does_not(tmp
         assert again.headers["ETag"] != silent.headers["ETag"], "a new epoch (§4.3)"
 
 
+def test_scopes_that_were_always_enabled_are_disabled_after_a_day_on_request(tmp_path: Path, ask: Ask) -> None:
+    """Spec §8.2, §8.3: the service starts again with the other setting."""
+    with ServiceProcess(data=tmp_path, fleet=FLEET, arguments=("--enablement", "always")) as service:
+        service.api("GET", "/fleet")
+    with ServiceProcess(data=tmp_path, arguments=("--enablement", "on-request")) as service:
+        service.advance(25 * 3600)
+        assert not any(scope["enabled"] for scope in service.api("GET", "/fleet").json["scopes"])
+        assert not service.api("GET", f"/events/{ask(service, 'restart', 'web-0')}").json["listed"]
+
+
 def test_a_scope_that_never_polled_gets_no_event(tmp_path: Path, ask: Ask) -> None:
     """Spec §8.1, §8.2: it gets events from its first poll on."""
     with ServiceProcess(data=tmp_path, fleet=FLEET, arguments=("--enablement", "on-request")) as service:

@@ -123,3 +123,14 @@ def test_a_planned_event_follows_a_vm_to_its_new_update_domain(world: CrashingWo
     world.settle()
 
     assert {event.vms: event.update_domain for event in world.events()} == {("web",): 2, ("db",): 0}
+
+
+def test_a_request_for_a_scope_that_is_idle_but_not_yet_disabled_is_performed_at_once() -> None:
+    """Spec §8.2. The clock has moved on, and no pass of the reconciler has come to the scope yet."""
+    world = CrashingWorld(CrashingMemoryStore(), vms=[a_vm("web")], hosts=[a_host("h1")], policy=Policy())
+    world.do(world.control.guests.enable_scope_of(world.vm("web").key))
+    world.clock.apply_setting(world.clock.setting_after_jump(world.now + 24 * 3600))
+    receipt = world.do(world.control.requests.request_for_vms(RequestedOperation.RESTART, [world.vm("web")], who="ann"))
+    assert [event.listed for event in receipt.events] == [False]
+    assert not world.scope("web").is_enabled
+    world.close()

@@ -19,7 +19,7 @@ from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.fleet import PowerState, Priority, Vm
 from forewarn.core.host_failure import end_acts_on_failed_hosts, needs_recovery
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
-from forewarn.core.scope import Scope, hours_text, scope_title
+from forewarn.core.scope import Scope, disable_scope_if_idle, hours_text, scope_title
 from forewarn.core.windows import is_open, local_time_text, next_start, window_source
 from forewarn.duration import duration_text, exact_duration_text
 from forewarn.errors import Refused, Rejected, Remedy
@@ -148,6 +148,7 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     """
     if scope.event(planned.event_id) is not None:
         return scope
+    scope = disable_scope_if_idle(scope, context.policy, context.now)  # the reconciler may not have come to it yet
     rules = CAUSE_RULES[planned.cause]
     if not rules.has_impact and not context.policy.recommends_rebalancing:
         raise Refused("Spot rebalance recommendations are off: switch the setting preview_versions on")
@@ -185,6 +186,7 @@ def may_start_at_once(scope: Scope, planned: PlannedEvent, context: DecisionCont
     rules = CAUSE_RULES[planned.cause]
     if context.faults or planned.cause is Cause.HOST_FAILED or rules.kind is None:
         return True
+    scope = disable_scope_if_idle(scope, context.policy, context.now)
     vms = [vm for vm in (scope.vm(name) for name in planned.vms) if vm is not None]
     unlisted = bool(vms) and _unlisted_reason(scope, planned, vms, context.policy.idle_s) is not None
     return unlisted or any(_is_preapproved(planned.cause, [vm]) for vm in vms)

@@ -31,7 +31,7 @@ from forewarn.core.decision import DecisionContext, EnablementMode
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.history import SERVICE_STARTED, SERVICE_STOPPED, EntryKind, HistoryEntry
-from forewarn.core.scope import Scope, enable_scope
+from forewarn.core.scope import Scope, enable_scope, scope_idle_at
 from forewarn.errors import ForewarnError
 from forewarn.hypervisor.interface import Hypervisor
 from forewarn.hypervisor.machines.acts import MachineHypervisor
@@ -175,7 +175,7 @@ async def open_control(
         await write_service_entry(control, storage.started_text)
     await _report_new_epoch(control)
     await apply_initial_fleet(control, settings)
-    await _enable_all_scopes(control, settings)
+    await _apply_enablement(control, settings)
     return control, supervisors
 
 
@@ -385,18 +385,23 @@ async def _write_entry(control: ControlPlane, entry: HistoryEntry) -> None:
         log.warning("a history entry could not be written: %s", error)
 
 
-async def _enable_all_scopes(control: ControlPlane, settings: Settings) -> None:
-    """Enable every scope if the setting 'enablement' is 'always': stored scopes may be older (spec §8.3)."""
-    if settings.enablement is not EnablementMode.ALWAYS:
-        return
+async def _apply_enablement(control: ControlPlane, settings: Settings) -> None:
+    """Bring stored scopes in line with the setting 'enablement', which may have been another one (spec §8.2, §8.3)."""
+    policy = control.transactions.policy
+    if settings.enablement is EnablementMode.ALWAYS:
+        outdated = control.store.scope_ids(enabled=False)
+    else:  # scopes that were stored under `always` do not wake to be disabled
+        idle_times = ((scope, scope_idle_at(scope, policy)) for scope in control.store.scopes())
+        outdated = [s.id for s, at in idle_times if at is not None and (s.wakes_at is None or s.wakes_at > at)]
 
     def decision(scope: Scope, context: DecisionContext) -> Scope:
-        return enable_scope(scope, by="the service", now=context.now)
+        if policy.enablement is EnablementMode.ALWAYS:
+            return enable_scope(scope, by="the service", now=context.now)
+        return scope  # its next wake time is set with each commit
 
-    missing = control.store.scope_ids(enabled=False)
-    for at in range(0, len(missing), _SCOPES_PER_BATCH):
+    for at in range(0, len(outdated), _SCOPES_PER_BATCH):
         await asyncio.gather(
-            *(control.transactions.run(scope_id, decision) for scope_id in missing[at : at + _SCOPES_PER_BATCH])
+            *(control.transactions.run(scope_id, decision) for scope_id in outdated[at : at + _SCOPES_PER_BATCH])
         )
 
 
