@@ -140,7 +140,9 @@ def test_a_rollout_is_found_by_its_target_and_its_id(portal: PortalUser) -> None
 
 
 def test_there_are_at_most_20_results(portal_of: Callable[..., PortalUser]) -> None:
-    portal = portal_of(LAB_POLICY, vms=[a_vm(f"start-{n}") for n in range(100)], hosts=[a_host("start-host")])
+    portal = portal_of(
+        LAB_POLICY, vms=[a_vm(f"start-{n}", host="start-host") for n in range(100)], hosts=[a_host("start-host")]
+    )
     assert 5 < len(results(portal, "s")) <= MAX_RESULTS
     assert 5 < len(results(portal, "start")) <= MAX_RESULTS
 

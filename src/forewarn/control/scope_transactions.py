@@ -22,7 +22,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.placement import NO_HINTS, DestinationHints
 from forewarn.core.planning import may_start_at_once
 from forewarn.core.reconcile import reconcile_scope, with_next_wake
-from forewarn.core.request import PlannedEvent
+from forewarn.core.request import ROLLOUT_CAUSES, PlannedEvent
 from forewarn.core.scope import Scope, scope_title_from_id
 from forewarn.errors import Conflict, NotFound, Remedy
 from forewarn.store.interface import AppliedCommit, Store
@@ -70,6 +70,7 @@ class ScopeTransactions:
         """
         gates = [event.gate_id for event in scope.events if event.gate_id]
         gates += [item.gate_id for item in planned if item.gate_id]
+        causes = {event.cause for event in scope.events} | {item.cause for item in planned}
         return DecisionContext(
             now=self.clock.now(),
             policy=self.policy,
@@ -79,7 +80,7 @@ class ScopeTransactions:
             faults=self.faults.event_faults(),
             host_silences=self.host_silences(),
             hold=self.hold_reason,
-            held_rollouts=self.held_rollouts(),
+            held_rollouts=self.held_rollouts() if causes & ROLLOUT_CAUSES else frozenset(),
         )
 
     def deciding(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> AbstractContextManager[DecisionContext]:
