@@ -100,7 +100,7 @@ class AgentThread:
             return self._daemon.report()
 
         assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(60)
 
     @property
     def records(self) -> tuple[EventRecord, ...]:
@@ -115,7 +115,7 @@ class AgentThread:
         begun = threading.Event()
         self._thread = threading.Thread(target=self._live, args=(begun,))
         self._thread.start()
-        assert begun.wait(10)
+        assert begun.wait(60)
         return self
 
     def end(self) -> None:
@@ -124,7 +124,7 @@ class AgentThread:
             return
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._daemon.stop)
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         self._thread = None
         if self._errors:

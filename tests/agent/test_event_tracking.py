@@ -63,6 +63,12 @@ def test_the_announced_time_is_kept_when_the_document_drops_it_at_the_start() ->
     assert (record.not_before, record.started_at, record.event.status) == (NOW + 900, NOW + 9, "Started")
 
 
+@pytest.mark.parametrize("later_s", [-0.5, 0.0])
+def test_an_event_starts_no_earlier_than_it_was_seen_although_the_servers_time_went_back(later_s: float) -> None:
+    record = only(records_after(scheduled(event()), Started(event=event(left_s=None)), at=NOW + later_s))
+    assert (record.not_before, record.started_at) == (NOW + 900, NOW)
+
+
 @pytest.mark.parametrize("outcome", Outcome)
 def test_an_event_that_is_gone_keeps_the_outcome_of_the_change(outcome: Outcome) -> None:
     record = only(records_after(scheduled(event()), Gone(event=event(), outcome=outcome), at=NOW + 5))

@@ -63,7 +63,8 @@ def test_an_explanation_shows_everything_in_the_order_of_time() -> None:
     assert explanation.now == "closed, but not undone: drain; undo it by hand"
 
 
-def test_causes_come_before_effects_although_the_servers_time_stood_still() -> None:
+@pytest.mark.parametrize("seen_at", [999.9, 1_000.0])
+def test_causes_come_before_effects_although_the_servers_time_stood_still(seen_at: float) -> None:
     """A lab's clock may stand still, and dates are whole seconds, so the agent's time can go backwards."""
     record = replace(
         SEEN,
@@ -77,7 +78,7 @@ def test_causes_come_before_effects_although_the_servers_time_stood_still() -> N
             ended("drain", 1_002.0, 1_002.1, phase=StepPhase.UNDO),
         ),
     )
-    assert [text.split(maxsplit=1)[1] for text in lines_of(replace(record, seen_at=999.9))] == [
+    assert [text.split(maxsplit=1)[1] for text in lines_of(replace(record, seen_at=seen_at))] == [
         "first seen, a notice of 15m; rule 'reboots'",
         "drain began",
         "drain done after 3.1s",

@@ -37,10 +37,10 @@ def test_the_agent_reacts_once_despite_faults_of_the_endpoint(kind: str, tmp_pat
     with Lab(vms=["web-0"]) as lab, AgentThread(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
         lab.fault(kind, **FAULTS[kind])  # type: ignore[arg-type]
         event = lab.reboot("web-0")
-        lab.wait_for(lambda: event.approved, within="30s")
+        lab.wait_for(lambda: event.approved)
         lab.fault(kind, **FAULTS[kind])  # type: ignore[arg-type]
         lab.run_until(lambda: event.over)
-        lab.wait_for(lambda: agent.records[0].closed, within="30s")
+        lab.wait_for(lambda: agent.records[0].closed)
         assert agent.lines == ALL_LINES
         assert len(agent.records) == 1
 
@@ -51,7 +51,7 @@ def test_the_agent_can_start_during_a_fault(kind: str, tmp_path: Path) -> None:
         event = lab.reboot("web-0")
         lab.fault(kind, **FAULTS[kind])  # type: ignore[arg-type]
         with AgentThread(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
-            lab.wait_for(lambda: event.approved, within="30s")
+            lab.wait_for(lambda: event.approved)
             assert agent.lines == ["drain", "save"]
 
 
@@ -61,10 +61,10 @@ def test_a_stale_document_neither_undoes_nor_repeats_steps(tmp_path: Path) -> No
         lab.wait_for(lambda: event.approved)
         lab.fault("stale", times=10, age_s=60)
         lab.run_until(lambda: event.over)
-        lab.wait_for(lambda: agent.records[0].closed, within="30s")
+        lab.wait_for(lambda: agent.records[0].closed)
         lab.fault("stale", times=10, age_s=60)
         polls = agent.observer.polls
-        lab.wait_for(lambda: agent.observer.polls > polls + 15, within="30s")
+        lab.wait_for(lambda: agent.observer.polls > polls + 15)
         assert agent.lines == ALL_LINES
         assert len(agent.records) == 1
 

@@ -151,7 +151,7 @@ def test_a_command_is_found_by_its_pid_and_start_time(tmp_path: Path, sleeper: s
     mark_command_run(tmp_path)
     mark_command_process(tmp_path, sleeper.pid)
     asyncio.run(end_orphan_processes(tmp_path, 5.0))
-    assert sleeper.wait(20) == -signal.SIGTERM
+    assert sleeper.wait(60) == -signal.SIGTERM
 
 
 def test_a_mark_of_an_earlier_version_finds_processes_by_their_environment(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_mark_of_an_earlier_version_finds_processes_by_their_environment(tmp_p
     (folder / "running").write_text("0123456789abcdef")
     with subprocess.Popen(["sleep", "600"], env={**os.environ, RUN_VARIABLE: "0123456789abcdef"}) as process:
         asyncio.run(end_all_orphan_processes(tmp_path))
-        assert process.wait(20) == -signal.SIGTERM
+        assert process.wait(60) == -signal.SIGTERM
     assert not (folder / "running").exists()
 
 

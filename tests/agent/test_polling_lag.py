@@ -46,7 +46,7 @@ async def lags(server: SlowServer, cursor: Path) -> list[float]:
     watcher = EventWatcher(client, cursor, observer, on_changes=lambda _: None, on_poll=lambda: None)
     task = asyncio.create_task(watcher.watch())
     try:
-        await asyncio.wait_for(observer.enough.wait(), 20)
+        await asyncio.wait_for(observer.enough.wait(), 60)
     finally:
         task.cancel()
         await asyncio.wait([task])

@@ -56,7 +56,7 @@ class AgentInstallation:
 
     def page(self, path: str) -> tuple[int, bytes]:
         """Status and body of a page; (0, b"") while the agent does not listen."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -79,7 +79,7 @@ class AgentInstallation:
         environment = {**os.environ, "JOURNAL_STREAM": "8:1"}  # as under systemd, whose journal has the times
         with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment) as agent:
             try:
-                lab.wait_for(lambda: agent.poll() is not None or self.has_answered(), within="20s")
+                lab.wait_for(lambda: agent.poll() is not None or self.has_answered())
                 yield agent
             finally:
                 if agent.poll() is None:
@@ -93,7 +93,7 @@ def installation(tmp_path: Path) -> AgentInstallation:
 
 def stop_agent(agent: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple[int, str]:
     agent.send_signal(number)
-    _, log = agent.communicate(timeout=20)
+    _, log = agent.communicate(timeout=60)
     return agent.returncode, log
 
 
@@ -166,7 +166,7 @@ def test_a_taken_listen_address_does_not_stop_the_agent(installation: AgentInsta
         with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as agent:
             try:
                 event = lab.reboot("web-0")
-                lab.wait_for(lambda: event.approved, within="20s")
+                lab.wait_for(lambda: event.approved)
                 code, log = stop_agent(agent)
             finally:
                 agent.kill()

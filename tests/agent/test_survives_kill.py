@@ -63,7 +63,7 @@ class AgentProcess:
     def kill(self) -> None:
         if self._child is not None:
             os.kill(self._child.pid, signal.SIGKILL)
-            self._child.wait(30)
+            self._child.wait(60)
             self._child, self.kills = None, self.kills + 1
 
     def __enter__(self) -> AgentProcess:

@@ -149,13 +149,13 @@ class _ServiceThread:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(60)
 
     def stop(self) -> None:
         assert self._loop is not None
         assert self._stop is not None
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(60)
 
     def _run(self) -> None:
         production: dict[str, Any] = {"policy": Policy(), "system_clock": SystemClock()}

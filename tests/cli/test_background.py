@@ -68,7 +68,7 @@ def script(data: Path) -> Iterator[Script]:
 
 
 def events_seen_at(url: str) -> Any:
-    with urlopen(Request(url + PATH, headers={"Metadata": "true"}), timeout=30) as answer:
+    with urlopen(Request(url + PATH, headers={"Metadata": "true"}), timeout=60) as answer:
         return json.load(answer)["Events"]
 
 

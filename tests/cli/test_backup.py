@@ -39,7 +39,7 @@ def up(data: Path, *options: str) -> Iterator[dict[str, Any]]:
         yield json.loads(process.stdout.readline())
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         process.stdout.close()
 
 
@@ -183,7 +183,7 @@ def test_a_stopped_service_tells_a_terminal_what_is_kept(command: Any, number: s
         command.good("restart", "web-0")
         process.send_signal(number)
         assert process.stdout.read().endswith("stopped; all data is kept, 1 event pending\n")
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_bad_setting_is_refused_before_anything_starts(command: Any) -> None:

@@ -35,7 +35,7 @@ def evaluated(text: str, names: list[str]) -> dict[str, str]:
     """The variables of a real bash after it evaluated this text."""
     script = f'set -eu\neval "$TEXT"\nfor name in {" ".join(names)}; do printf "%s\\0" "${{!name}}"; done'
     env = {"PATH": os.environ["PATH"], "TEXT": text}
-    result = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=30, check=True)
+    result = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert result.stderr == ""
     return dict(zip(names, result.stdout.split("\0"), strict=False))
 

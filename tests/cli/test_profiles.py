@@ -117,7 +117,7 @@ def test_a_terminal_prompts_for_the_secret_and_does_not_echo_it(
         os.write(ours, f"{SECRET}\n".encode())
         assert child.stdout is not None
         assert b"saved as profile default" in child.stdout.read()
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
     os.close(ours)
 
 

@@ -141,6 +141,6 @@ def test_a_lab_in_a_terminal_shows_its_url_and_the_env_command(command: Any) -> 
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         process.stdout.read()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert "https://localhost:" in shown
     assert 'eval "$(forewarn env)"' in shown

@@ -16,7 +16,7 @@ from forewarn.errors import ForewarnError, Rejected
 from forewarn.protocol.http_message import HttpRequest
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Service(ScriptedServer):

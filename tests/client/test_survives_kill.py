@@ -34,7 +34,7 @@ def output_before_the_kill(url: str, cursor: Path, handled: int) -> list[str]:
             child.stdin.flush()
             printed.append(child.stdout.readline().strip())
         child.send_signal(signal.SIGKILL)
-        assert child.wait(timeout=30) == -signal.SIGKILL
+        assert child.wait(timeout=60) == -signal.SIGKILL
     return printed
 
 

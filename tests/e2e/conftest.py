@@ -52,7 +52,7 @@ def send_curl_bytes(
     if body and not any(header.lower().startswith("content-type:") for header in headers):
         lines.append("Content-Type: application/x-www-form-urlencoded")
     head = "\r\n".join(lines) + "\r\n\r\n"
-    with socket.create_connection((at.address, at.port), timeout=30) as sock:
+    with socket.create_connection((at.address, at.port), timeout=60) as sock:
         sock.sendall(head.encode() + body.encode())
         response = http.client.HTTPResponse(sock)
         response.begin()

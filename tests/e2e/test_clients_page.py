@@ -27,14 +27,14 @@ class Portal:
         ).open
         link = re.search(r"http\S+", service.forewarn("portal").stdout)
         assert link is not None
-        self._open(link[0], timeout=30).read()
+        self._open(link[0], timeout=60).read()
 
     def clients(self, query: str = "") -> Any:
-        with self._open(f"{self._base}/portal/clients?as=json{query}", timeout=30) as answer:
+        with self._open(f"{self._base}/portal/clients?as=json{query}", timeout=60) as answer:
             return json.load(answer)
 
     def metrics(self) -> str:
-        with self._open(f"{self._base}/metrics", timeout=30) as answer:
+        with self._open(f"{self._base}/metrics", timeout=60) as answer:
             return str(answer.read().decode())
 
 

@@ -165,7 +165,7 @@ def test_a_long_poll_is_held_in_real_time(service: ServiceProcess, ask: Ask) -> 
     service.advance(7 * DAY_S)
     assert answers == []
     event_id = ask(service, "restart", "web-0")
-    waiting.join(timeout=10)
+    waiting.join(timeout=60)
     assert [event["EventId"] for event in answers[0].json["Events"]] == [event_id]
 
 

@@ -59,7 +59,7 @@ class Waiting:
             pass  # the connection was closed without an answer
 
     def end(self) -> HttpAnswer | None:
-        self._thread.join(timeout=15)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive()
         return self.answer
 

@@ -50,7 +50,7 @@ class Browser:
 
     def _ask(self, url: str, body: bytes | None) -> tuple[int, str]:
         try:
-            with self._opener.open(urllib.request.Request(url, body, {"Origin": self.base}), timeout=20) as answer:
+            with self._opener.open(urllib.request.Request(url, body, {"Origin": self.base}), timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except HTTPError as error:
             with error:
@@ -127,13 +127,13 @@ def test_a_terminal_shows_a_link_that_signs_in(tmp_path: Path) -> None:
     os.close(theirs)
     try:
         link = _read_until(ours, LINK)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(link, timeout=20) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(link, timeout=60) as answer:
             assert answer.status == 200
             assert answer.headers["Set-Cookie"].startswith("forewarn-")
     finally:
         child.send_signal(signal.SIGINT)
         _drain(ours)
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
         os.close(ours)
 
 

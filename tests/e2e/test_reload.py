@@ -51,7 +51,7 @@ class Held:
         return HttpAnswer(response.status, response.read(), dict(response.getheaders()))
 
     def answer(self) -> HttpAnswer:
-        self._thread.join(20)
+        self._thread.join(60)
         self._connection.close()
         return self._answers[0]
 
@@ -94,7 +94,7 @@ def stop_by_hangup(tmp_path: Path, workers: int, stdin: int) -> str:
         eventually(lambda: "is up" in log.read_text())
         started = log.read_text()
         child.send_signal(signal.SIGHUP)
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
     finally:
         child.kill()
         child.wait()
@@ -129,7 +129,7 @@ def test_a_start_that_is_interrupted_with_its_process_group_ends_cleanly(tmp_pat
         eventually(lambda: (tmp_path / "data" / "forewarn.db-wal").exists())
         eventually(lambda: not count or len(children.read_text().split()) == count)
         os.killpg(child.pid, signal.SIGTERM)
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
     finally:
         child.kill()
         child.wait()

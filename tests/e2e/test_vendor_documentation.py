@@ -145,7 +145,7 @@ def powershell(at: VmEndpoint, method: str, target: str, body: str = "") -> tupl
     else:
         lines.append(f"Host: {at.address}:{at.port}")
     lines.append("Connection: Keep-Alive")
-    with socket.create_connection((at.address, at.port), timeout=30) as sock:
+    with socket.create_connection((at.address, at.port), timeout=60) as sock:
         sock.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
         if body:
             assert sock.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -193,7 +193,7 @@ class Handler:
 
     def _ask(self, path: str, body: bytes | None = None) -> bytes:
         request = urllib.request.Request(self._base + path, data=body, headers={"Metadata": "true"})
-        with self._opener.open(request, timeout=30) as response:
+        with self._opener.open(request, timeout=60) as response:
             text: bytes = response.read()
             return text
 

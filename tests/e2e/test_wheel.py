@@ -45,7 +45,7 @@ def version(wheel: Path) -> str:
 
 
 def events_at(url: str) -> list[dict[str, object]]:
-    with urlopen(Request(url + EVENTS, headers={"Metadata": "true"}), timeout=30) as answer:
+    with urlopen(Request(url + EVENTS, headers={"Metadata": "true"}), timeout=60) as answer:
         return list(json.load(answer)["Events"])
 
 

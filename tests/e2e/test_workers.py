@@ -187,7 +187,7 @@ class Held:
         self._answer = poll_on(self._connection, **{"If-None-Match": self._etag, "Prefer": "wait=30"})
 
     def end(self) -> HttpAnswer:
-        self._thread.join(timeout=15)
+        self._thread.join(timeout=60)
         assert self._answer is not None
         return self._answer
 
@@ -398,7 +398,7 @@ def test_while_workers_die_no_request_is_refused_and_no_incarnation_goes_back(
     finally:
         over.set()
         for poller in pollers:
-            poller.join(timeout=30)
+            poller.join(timeout=60)
     assert all(poller.polls > 50 for poller in pollers)
     assert [poller.went_back for poller in pollers] == [[]] * len(pollers)
     assert [poller.refused for poller in pollers] == [[]] * len(pollers)
@@ -449,7 +449,7 @@ def test_no_poll_is_lost_when_workers_are_ended_in_order_or_reloaded(service: Se
     finally:
         over.set()
         for poller in pollers:
-            poller.join(timeout=30)
+            poller.join(timeout=60)
     assert [poller.failures for poller in pollers] == [[]] * len(pollers)
     assert all(poller.polls > 50 for poller in pollers)
 
@@ -479,5 +479,5 @@ def test_modules_in_the_current_directory_are_never_run(tmp_path: Path) -> None:
         assert re.fullmatch(r"[-0-9]{10} [0-9:,]{12} INFO the endpoint answers\n", agent.stderr)
     finally:
         child.terminate()
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
     assert not (here / "ran").exists()

@@ -48,7 +48,7 @@ class Guest:
         return self._send("POST", json.dumps({"StartRequests": [{"EventId": each} for each in ids]}))
 
     def _send(self, method: str, body: str | None = None) -> Answer:
-        with closing(http.client.HTTPConnection(urlsplit(self.vm.endpoint).netloc, timeout=10)) as connection:
+        with closing(http.client.HTTPConnection(urlsplit(self.vm.endpoint).netloc, timeout=60)) as connection:
             connection.request(method, TARGET, body, {"Metadata": "true"})
             response = connection.getresponse()
             date = parsedate_to_datetime(response.headers["Date"]).timestamp()

@@ -26,7 +26,7 @@ URL = os.environ["FOREWARN_ENDPOINT"] + "/metadata/scheduledevents?api-version=2
 
 def ask(body=None):
     request = urllib.request.Request(URL, body, {"Metadata": "true"})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
         return answer.read()
 
 while True:
@@ -42,10 +42,10 @@ def test_curl_sees_an_event_and_approves_it() -> None:
     with Lab(vms=["web-0"]) as lab:
         event, vm = lab.reboot("web-0"), lab.vm("web-0")
         curl = ["curl", "-sS", "--fail", "--noproxy", "*", "--max-time", "20", "-H", "Metadata:true"]
-        seen = subprocess.run([*curl, f"{vm.url}?{VERSION}"], capture_output=True, check=True, timeout=30).stdout
+        seen = subprocess.run([*curl, f"{vm.url}?{VERSION}"], capture_output=True, check=True, timeout=60).stdout
         assert json.loads(seen)["Events"][0]["EventId"] == event.id
         approval = json.dumps({"StartRequests": [{"EventId": event.id}]})
-        subprocess.run([*curl, "-d", approval, f"{vm.url}?{VERSION}"], check=True, timeout=30)
+        subprocess.run([*curl, "-d", approval, f"{vm.url}?{VERSION}"], check=True, timeout=60)
         assert event.approved_by == "web-0"
         assert event.started
 
@@ -63,7 +63,7 @@ def test_a_restarted_handler_finds_pending_events(tmp_path: Path) -> None:
         handler = started(lab, "web-0", script, approves="no")
         lab.wait_for(lambda: event.seen_by == ("web-0",))
         handler.send_signal(signal.SIGKILL)
-        handler.wait(10)
+        handler.wait(60)
         lab.advance("5m")
         assert not event.approved
         handler = started(lab, "web-0", script, approves="yes")
@@ -71,7 +71,7 @@ def test_a_restarted_handler_finds_pending_events(tmp_path: Path) -> None:
             lab.wait_for(lambda: event.approved_by == "web-0")
         finally:
             handler.kill()
-            handler.wait(10)
+            handler.wait(60)
         lab.advance("30s")
         assert event.finished
 
@@ -84,7 +84,7 @@ def test_a_long_poll_is_answered_when_an_event_is_published() -> None:
         with ThreadPoolExecutor(1) as beside:
             coming = beside.submit(next, documents)
             event = lab.reboot("web-0")
-            assert [each.id for each in coming.result(30).events] == [event.id]
+            assert [each.id for each in coming.result(60).events] == [event.id]
         documents.close()
 
 

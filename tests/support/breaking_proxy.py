@@ -48,7 +48,7 @@ class BreakingProxy:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _accept(self) -> None:
         while True:

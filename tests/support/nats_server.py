@@ -86,5 +86,5 @@ class NatsServer:
         """Kill the server at once."""
         if self._child is not None:
             self._child.kill()
-            self._child.wait(timeout=10)
+            self._child.wait(timeout=60)
             self._child = None

@@ -94,7 +94,7 @@ class NodeProcess:
             return 0
         if self._child.poll() is None:
             self._child.send_signal(number)
-        code = self._child.wait(timeout=30)
+        code = self._child.wait(timeout=60)
         self._child = None
         return code
 
@@ -125,7 +125,7 @@ def send_as_vm(
     headers: Mapping[str, str] | None = None,
 ) -> HttpAnswer:
     """Send a request to a node on this port as the VM with this address; raises OSError if nobody answers."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15, source_address=(address, 0))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60, source_address=(address, 0))
     try:
         default = {"Metadata": "true", "Content-Type": "application/json"}
         connection.request(method, target, body, default | dict(headers or {}))

@@ -149,7 +149,7 @@ class ServiceProcess:
             return 0
         if self._child.poll() is None:
             os.kill(self._child.pid, number)
-        code = self._child.wait(timeout=30)
+        code = self._child.wait(timeout=60)
         self._child = None
         return code
 
@@ -174,7 +174,7 @@ class ServiceProcess:
     def connect(self, endpoint: VmEndpoint) -> http.client.HTTPConnection:
         """A new connection to an endpoint, which need not be a VM's."""
         source = (endpoint.source, 0) if endpoint.source else None
-        return http.client.HTTPConnection(endpoint.address, endpoint.port, timeout=15, source_address=source)
+        return http.client.HTTPConnection(endpoint.address, endpoint.port, timeout=60, source_address=source)
 
     def poll(self, vm: str, version: str = "2020-07-01") -> Any:
         """The document that this VM receives."""

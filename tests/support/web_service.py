@@ -65,7 +65,7 @@ class WebService:
         assert result.returncode == 0, result.stderr
         line = ["sh", "-c", f"{result.stdout}\nenv -0"]
         output = subprocess.run(
-            line, capture_output=True, text=True, check=True, timeout=30, env=_clean_environment()
+            line, capture_output=True, text=True, check=True, timeout=60, env=_clean_environment()
         ).stdout
         return dict(variable.split("=", 1) for variable in output.split("\0") if variable)
 

@@ -114,7 +114,8 @@ def _changed_record(record: EventRecord, event: Event, now: float) -> EventRecor
     return replace(
         record,
         event=event,
-        started_at=now if has_started(event) else None,
+        # The estimate of the server's time can go back by a moment; a notice is never shorter than nothing.
+        started_at=max(now, record.seen_at) if has_started(event) else None,
         step_runs=_step_runs_when_postponed(record) if is_postponed else record.step_runs,
     )
 

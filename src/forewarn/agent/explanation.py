@@ -73,9 +73,14 @@ def actual_notice_s(record: EventRecord) -> float | None:
     return None if record.started_at is None else record.started_at - record.seen_at
 
 
+def _was_seen_started(record: EventRecord) -> bool:
+    # A clock that stands still gives both times the same value; an event with a notice had a NotBefore as well.
+    return record.started_at == record.seen_at and record.not_before is None
+
+
 def _first_seen_lines(record: EventRecord) -> Iterator[AgentExplanationLine]:
     promised, rule = promised_notice_s(record), f"rule {record.rule!r}" if record.rule else "no rule matches"
-    if record.started_at == record.seen_at:
+    if _was_seen_started(record):
         notice = "already started: no notice"
     elif promised is None:
         notice = "no start time given"
@@ -86,7 +91,7 @@ def _first_seen_lines(record: EventRecord) -> Iterator[AgentExplanationLine]:
 
 def _start_and_end_lines(record: EventRecord) -> Iterator[AgentExplanationLine]:
     promised, got = promised_notice_s(record), actual_notice_s(record)
-    if record.started_at is not None and got:
+    if record.started_at is not None and got is not None and not _was_seen_started(record):
         of = "" if promised is None else f" of the {format_duration(promised)} announced"
         yield AgentExplanationLine(at=record.started_at, text=f"started, after {format_duration(got)}{of}")
     if record.gone_at is not None:

@@ -148,7 +148,7 @@ def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new:
             observer.notice_missed(event)
     elif record.started_at is not None:
         LOG.info("%s %s has started", event.kind, record.key)
-        observer.event_started(event, now - record.seen_at)
+        observer.event_started(event, record.started_at - record.seen_at)
     else:
         LOG.info("%s %s has changed: not before %s", event.kind, record.key, event.not_before_text or "an unknown time")
 

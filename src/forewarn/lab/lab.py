@@ -164,7 +164,7 @@ class Lab:
             self._advance(max(min(end if wake is None else wake, end) - now, 1e-6))
         raise AssertionError(f"it did not happen within {within} of lab time:\n{self.story}")
 
-    def wait_for(self, condition: Callable[[], T], *, within: DurationLike = "10s") -> T:
+    def wait_for(self, condition: Callable[[], T], *, within: DurationLike = "60s") -> T:
         """Wait in real time, with the lab's clock stopped, until `condition` holds; return its value.
 
         For a handler that runs beside the test. Raises AssertionError with `story` after `within` of real time.

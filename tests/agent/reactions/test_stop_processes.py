@@ -48,7 +48,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield run
     for child in started:
         child.kill()
-        child.wait(30)
+        child.wait(60)
     if (tmp_path / "child.pid").exists() and find_process(pid := int((tmp_path / "child.pid").read_text())):
         os.kill(pid, 9)
 
@@ -109,7 +109,7 @@ def test_a_group_is_ended_although_its_leader_has_ended(start: Start, tmp_path: 
     leader = find_process(process.pid)
     assert leader is not None
     process.kill()
-    process.wait(30)
+    process.wait(60)
     assert asyncio.run(signal_and_wait([leader], signal.SIGKILL, 30))
     assert find_process(child_of(tmp_path)) is None
 
