@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,12 +19,7 @@ from forewarn.hypervisor.liveness import process_start_time
 from forewarn.hypervisor.process.registry import SupervisorRecord, SupervisorRecords
 from forewarn.store import SqliteStore
 from forewarn.store.purpose import StorePurpose, mark_purpose
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+from tests.support.service_process import free_port
 
 
 @contextmanager

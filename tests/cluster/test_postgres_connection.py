@@ -17,8 +17,9 @@ from forewarn.store.postgres_record import PostgresRecord, open_record
 from forewarn.store.record import RecordUnavailable, SharedRecord
 from forewarn.store.record_report import examine_record
 from tests.support.postgres_pair import DATABASE, ServerPair
-from tests.support.postgres_server import free_port, new_directory, owner, wait_until
+from tests.support.postgres_server import new_directory, owner, wait_until
 from tests.support.replicated_store import take
+from tests.support.service_process import free_port
 
 pytestmark = pytest.mark.cluster
 POOLER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
