@@ -13,8 +13,6 @@ import tomllib
 from bisect import bisect_left
 from typing import Any
 
-import tomli
-
 TomlPath = tuple[str | int, ...]  # keys of tables and indexes of arrays
 
 _SPACE = re.compile(r"[ \t]*")
@@ -64,6 +62,8 @@ def load_toml(text: str) -> dict[str, Any]:
     Keys have at most MAX_KEY_PARTS parts, because a parser needs memory for each beginning of a dotted key. Whole
     numbers have at most 63 bits, other numbers are finite, and texts have at most 10,000 characters.
     """
+    import tomli  # of the extra `server`: the agent reads its own file without it
+
     for found in _LONG_KEY.finditer(text):
         if found["key"]:
             line = text.count("\n", 0, found.start()) + 1
