@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from forewarn.errors import Refused
+from forewarn.hypervisor.interface import ActNotTried
 from forewarn.hypervisor.machines.driver import HostUnreachable
+from forewarn.hypervisor.qemu.copies import QemuDefinitionCopies
 from forewarn.hypervisor.qemu.disk_files import DiskFileJobs
+from forewarn.hypervisor.qemu.instance import QemuInstance
 
 _ENDLESS = 1 << 42  # 4 TiB of zeros without blocks: reading them takes an hour
 
@@ -105,3 +108,19 @@ def test_a_disk_that_cannot_be_made_is_refused_and_stays_as_it_is(image: Path, d
     asyncio.run(scenario())
     assert disk.read_text() == "what the guest wrote"
     assert (disk.parent / "new.raw").read_bytes() == bytes(1 << 20)
+
+
+def test_a_full_disk_is_no_attempt_and_leaves_the_files_as_they_were(image: Path, disk: Path, tmp_path: Path) -> None:
+    image.write_text("boot sector")
+    host, copies = tmp_path / "h1", tmp_path / "copies"
+    host.mkdir()
+    (host / "web-0.toml").write_text("memory_mib = 64")
+    copies.mkdir()
+    for file in (disk, copies / "web-0.toml"):
+        file.with_name(f"{file.name}.new").symlink_to("/dev/full")
+    with pytest.raises(ActNotTried):
+        asyncio.run(DiskFileJobs().copy_disk(image, disk))
+    assert disk.read_text() == "what the guest wrote"
+    with pytest.raises(ActNotTried):
+        QemuDefinitionCopies(copies).keep(QemuInstance("h1", "web-0", host))
+    assert not (copies / "web-0.toml").exists()

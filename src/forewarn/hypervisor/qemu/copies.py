@@ -7,7 +7,7 @@ from pathlib import Path
 from forewarn.errors import Refused
 from forewarn.hypervisor.machines.driver import HostUnreachable
 from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, VmDefinition, parse_definition
-from forewarn.hypervisor.qemu.instance import QemuInstance, delete_file, write_durably
+from forewarn.hypervisor.qemu.instance import QemuInstance, delete_file, file_error, write_durably
 
 
 class QemuDefinitionCopies:
@@ -37,7 +37,7 @@ class QemuDefinitionCopies:
                 return
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise Refused(f"definition {str(instance.definition_file)!r} cannot be copied: {error.strerror}") from error
+            raise file_error(f"definition {str(instance.definition_file)!r} cannot be copied", error) from error
         write_durably(copy, data)
 
     def keep_definition(self, vm: str, data: bytes) -> None:
@@ -50,7 +50,7 @@ class QemuDefinitionCopies:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_durably(copy, data)
         except OSError as error:
-            raise Refused(f"definition {str(copy)!r} cannot be written: {error.strerror}") from error
+            raise file_error(f"definition {str(copy)!r} cannot be written", error) from error
 
     def read(self, instance: QemuInstance) -> tuple[VmDefinition, bytes]:
         """Return the VM's definition and its bytes, from its host or else from the copy.

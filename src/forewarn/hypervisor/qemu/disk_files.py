@@ -12,7 +12,7 @@ from typing import IO
 
 from forewarn.errors import Refused
 from forewarn.hypervisor.machines.driver import HostUnreachable
-from forewarn.hypervisor.qemu.instance import sync_directory
+from forewarn.hypervisor.qemu.instance import file_error, sync_directory
 
 _CHUNK_BYTES = 1 << 22
 _ZEROS = bytes(_CHUNK_BYTES)
@@ -70,7 +70,7 @@ def _make_empty_disk(path: Path, size_mib: int, stop: threading.Event) -> None:
     try:
         _replace(path, fill, stop)
     except OSError as error:
-        raise Refused(f"disk {str(path)!r} cannot be created: {error.strerror}") from error
+        raise file_error(f"disk {str(path)!r} cannot be created", error) from error
 
 
 def _copy_disk(image: Path, disk: Path, stop: threading.Event) -> None:
@@ -89,7 +89,7 @@ def _copy_disk(image: Path, disk: Path, stop: threading.Event) -> None:
     try:
         _replace(disk, fill, stop)
     except OSError as error:
-        raise Refused(f"image {str(image)!r} cannot be copied to {str(disk)!r}: {error.strerror}") from error
+        raise file_error(f"image {str(image)!r} cannot be copied to {str(disk)!r}", error) from error
 
 
 def _replace(path: Path, fill: Callable[[IO[bytes]], None], stop: threading.Event) -> None:

@@ -6,6 +6,7 @@ QEMU runs, even if the previous one was killed while it started QEMU.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forewarn.errors import Refused
+from forewarn.hypervisor.interface import ActNotTried
 from forewarn.hypervisor.liveness import process_start_time
 from forewarn.hypervisor.machines.driver import HostUnreachable
 from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, VmDefinition, parse_definition
@@ -153,7 +155,7 @@ class QemuInstance:
         try:
             log = os.open(self.log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise Refused(f"log {str(self.log_file)!r} cannot be written: {error.strerror}") from error
+            raise file_error(f"log {str(self.log_file)!r} cannot be written", error) from error
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(log, 0)
@@ -206,6 +208,13 @@ class QemuInstance:
         return ""
 
 
+def file_error(problem: str, error: OSError) -> Refused | ActNotTried:
+    """Return (not raise) the error for a file that cannot be written: ActNotTried if only space is missing."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ActNotTried(f"{problem} now ({error.strerror}): free some space")
+    return Refused(f"{problem}: {error.strerror}")
+
+
 def write_durably(path: Path, data: bytes) -> None:
     """Replace the file's content, atomically and durably; one call per file at a time."""
     temporary = path.with_name(f"{path.name}.new")
@@ -217,23 +226,23 @@ def write_durably(path: Path, data: bytes) -> None:
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        raise Refused(f"file {str(path)!r} cannot be written: {error.strerror}") from error
+        raise file_error(f"file {str(path)!r} cannot be written", error) from error
 
 
 def create_file(path: Path) -> None:
-    """Create an empty file unless it exists. Raises Refused if it cannot be created."""
+    """Create an empty file unless it exists."""
     try:
         path.touch()
     except OSError as error:
-        raise Refused(f"file {str(path)!r} cannot be created: {error.strerror}") from error
+        raise file_error(f"file {str(path)!r} cannot be created", error) from error
 
 
 def create_directory(path: Path) -> None:
-    """Create a directory that only its owner may enter, unless it exists. Refused if it cannot be created."""
+    """Create a directory that only its owner may enter, unless it exists."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise Refused(f"directory {str(path)!r} cannot be created: {error.strerror}") from error
+        raise file_error(f"directory {str(path)!r} cannot be created", error) from error
 
 
 def delete_file(path: Path) -> None:
@@ -245,7 +254,7 @@ def delete_file(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renamed, created and deleted names of this directory durable (fsync). Refused if that fails."""
+    """Make renamed, created and deleted names of this directory durable (fsync)."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -253,7 +262,7 @@ def sync_directory(directory: Path) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise Refused(f"changes in directory {str(directory)!r} cannot be made durable: {error.strerror}") from error
+        raise file_error(f"changes in directory {str(directory)!r} cannot be made durable", error) from error
 
 
 def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
