@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +18,10 @@ from forewarn.core.replay_script import RecordedAnswer, UploadedRecording
 from forewarn.core.request import RequestedOperation, RequestKey
 from forewarn.errors import NotFound, Refused, Rejected, Remedy, Unavailable
 from forewarn.protocol.dates import parse_date
+from forewarn.store import SqliteStore
 from forewarn.store.interface import REPLAY_SCRIPT_PREFIX
 from forewarn.workers.publisher import MetadataPublisher, PublisherConfig
-from tests.support.world import NOON, World, a_vm
+from tests.support.world import NOON, World, a_host, a_vm
 
 
 def listed(document: Any) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -101,7 +104,7 @@ def test_every_vm_of_the_scope_and_no_other_is_shown_a_replay(lab: Any, make: An
 def test_a_replay_in_a_narrow_scope_shows_each_vm_the_events_that_name_it(make: Any) -> None:
     """Spec §14.6."""
     facts = {"availability_set": "db", "fault_domain_count": 1, "narrow_delivery": True}
-    world = World(vms=[a_vm(f"db-{n}", update_domain=n, **facts) for n in (0, 1, 2)])
+    world = World(vms=[a_vm(f"db-{n}", update_domain=n, **facts) for n in (0, 1, 2)], hosts=[a_host("h1")])
     try:
         recorded = make.recording(
             make.answer(0.0, make.event(), make.event("B", Resources=["other"]), make.event("C", Resources=["third"])),
@@ -278,6 +281,23 @@ def test_a_replay_ends_when_its_vm_is_removed(lab: Any, restart_recording: Any) 
     assert lab.world.control.replays.find(request.id).replay.reason == "VM web-0 was removed"
 
 
+def test_a_replay_that_shows_its_next_step_at_that_moment_is_stopped_all_the_same(
+    tmp_path: Path, restart_recording: Any
+) -> None:
+    world = World(vms=[a_vm("web-0")], hosts=[a_host("h1")], store=SqliteStore.open(tmp_path / "forewarn.db"))
+    replays = world.control.replays
+    request = world.do(replays.start(world.vm("web-0"), restart_recording, who="ann"))
+
+    async def show_and_stop() -> None:
+        await asyncio.gather(replays.reconcile(), replays.stop(request.id, who="ann"))
+
+    world.do(show_and_stop())
+    replay = replays.find(request.id).replay
+    assert replay is not None
+    assert (replay.done, replay.reason) == (1, "stopped by ann")
+    world.close()
+
+
 def test_stopping_a_replay_shows_the_document_of_the_scope_with_a_new_incarnation(
     lab: Any, restart_recording: Any
 ) -> None:
@@ -326,7 +346,7 @@ def test_a_replay_with_bad_options_is_rejected(
 
 
 def test_only_a_lab_replays_recordings(restart_recording: Any) -> None:
-    world = World(vms=[a_vm("web-0")])
+    world = World(vms=[a_vm("web-0")], hosts=[a_host("h1")])
     try:
         world.control.transactions.clock = SystemClock()
         with pytest.raises(Rejected, match="this service is not a lab, and its VMs only get real events") as refusal:
@@ -356,7 +376,7 @@ def test_the_incarnation_of_any_replay_never_decreases_and_identifies_the_conten
             continue
         events = [make.event(name, EventStatus=status) for name, status in answer[1]]
         recorded.append(make.answer(float(n), *events, incarnation=answer[0]))
-    world = World(vms=[a_vm("web-0")])
+    world = World(vms=[a_vm("web-0")], hosts=[a_host("h1")])
     try:
         _replay(world, make.recording(*recorded, ended_s=float(len(recorded))), loops, data)
     finally:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.clock import LabClock
-from forewarn.control.scope_transactions import ScopeTransactions
+from forewarn.control.scope_transactions import ScopeTransactions, retry_on_conflict
 from forewarn.core.commit import Commit, SavedValue
 from forewarn.core.decision import DecisionContext
 from forewarn.core.fleet import Vm
@@ -127,15 +127,19 @@ class ReplayService:
         """End a replay durably and return its request as it is now; the scope shows its own document again.
 
         `replay_id` is the id or a start of it, of any length, ignoring letter case. Raises NotFound if there is none,
-        Refused if several ids start with it or the replay is over already, Conflict if it shows its next step at that
-        moment (call it again), or Unavailable. Writes a history entry.
+        Refused if several ids start with it or the replay is over already, Conflict if it keeps changing, or
+        Unavailable. Writes a history entry.
         """
-        request = self.find(replay_id)
-        assert request.replay is not None
-        if request.replay.ended is not None:
-            raise Refused(f"replay {request.id} is over ({request.replay.ended}): there is nothing to stop")
-        await self._end(self._tracked[request.id], ReplayEnding.STOPPED, f"stopped by {who}", who=who)
-        return self.find(request.id)
+
+        async def attempt() -> MaintenanceRequest:
+            request = self.find(replay_id)
+            assert request.replay is not None
+            if request.replay.ended is not None:
+                raise Refused(f"replay {request.id} is over ({request.replay.ended}): there is nothing to stop")
+            await self._end(self._tracked[request.id], ReplayEnding.STOPPED, f"stopped by {who}", who=who)
+            return self.find(request.id)
+
+        return await retry_on_conflict(attempt, f"replay {replay_id!r}")  # it may show its next step meanwhile
 
     def find(self, replay_id: str) -> MaintenanceRequest:
         """Return the request of the replay with this id, or of the only one whose id starts with it.
