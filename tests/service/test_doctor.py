@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from forewarn.service.doctor import hypervisor_checks, run_checks
 from forewarn.service.settings import HypervisorKind, Settings
+from forewarn.store import SqliteStore
 from forewarn.store.sqlite_file import prepare_store_file
 
 NOBODY = 65534
@@ -79,6 +82,36 @@ def test_the_doctor_reports_a_database_that_sqlite_cannot_read(tmp_path: Path) -
     ok, text = check_named("database", tmp_path)
     assert not ok
     assert text.startswith(f"{database} cannot be read: ")
+
+
+def test_the_doctor_reports_lost_writes_before_the_next_start_and_for_a_day_after_it(tmp_path: Path) -> None:
+    database = tmp_path / "forewarn.db"
+
+    async def start(now: float, saves: int = 0) -> None:
+        store = SqliteStore.open(database, now=now)
+        for number in range(saves):
+            await store.save("a", b"%d" % number)
+        await store.close()
+
+    def problems(*, is_running: bool) -> list[str]:
+        checks = run_checks(Settings(data=str(tmp_path), lab=True), database, is_running=is_running)
+        return [check.text for check in checks if check.name == "database" and not check.ok]
+
+    now = time.time()
+    asyncio.run(start(now, saves=1))
+    older = database.read_bytes()
+    asyncio.run(start(now, saves=2))
+    assert not problems(is_running=False)
+
+    database.write_bytes(older)
+    loss = "the database has lost confirmed writes: it ends at write 1, but write 3 was made"
+    assert problems(is_running=False) == [f"{loss}: the next start gives every scope a new epoch"]
+    asyncio.run(start(now))
+    assert problems(is_running=True) == [f"{loss}: every scope has the new epoch {int(now) + 1}"]
+
+    database.write_bytes(older)
+    asyncio.run(start(now - 86400))
+    assert not problems(is_running=True)
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class InlineWriter(WriterThread):
     """The writer of a SQLite store without a thread: each write is a transaction of its own, done at once."""
 
     def __init__(self, db: sqlite3.Connection, name: str) -> None:
-        self._db, self._name, self._is_open, self.failures = db, name, True, 0
+        self._db, self._name, self._is_open, self.failures, self._mark = db, name, True, 0, None
 
     async def write(self, write: Callable[[sqlite3.Connection], T], on_commit: Callable[[T], None] | None = None) -> T:
         if not self._is_open:

@@ -12,15 +12,19 @@ import socket
 import sqlite3
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forewarn.clock import read_real_time
 from forewarn.duration import duration_text
 from forewarn.errors import ForewarnError
 from forewarn.service.data_directory import files_of_earlier_service
 from forewarn.service.settings import Settings
-from forewarn.store.sqlite_file import is_new_file
+from forewarn.store.commit_mark import find_lost_writes, mark_path
+from forewarn.store.epochs import RENEWAL_NAME, read_renewal
+from forewarn.store.sqlite_file import connect_read_only, is_new_file
 from forewarn.store.sqlite_file import read_revision as examine_file
 
 _REQUIRED_PACKAGES = (
@@ -47,18 +51,19 @@ class DoctorCheck:
     remedy: str = ""  # what to do; to be shown only if `ok` is False
 
 
-def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
+def run_checks(settings: Settings, database: Path, *, is_running: bool = False) -> list[DoctorCheck]:
     """Check Python, packages, the data directory and the database; return good and bad results, in order.
 
     `database` is the path of the store's file, which need not exist. Blocks, while it reads the whole database, and
-    changes nothing. Works with and without a running service. The last check, of loopback addresses, is for labs only.
-    A file that cannot be read is a bad result, not an error.
+    changes nothing. `is_running`: the service calls it, which looked for lost writes when it opened its store. The last
+    check, of loopback addresses, is for labs only. A file that cannot be read is a bad result, not an error.
     """
     return [
         *_check_python(),
         *_check_packages(),
         *_with_read_errors("data", settings.directory, _check_data_directory(settings.directory)),
         *_with_read_errors("database", database, _check_database(database)),
+        *_with_read_errors("database", database, _check_lost_writes(database, is_running=is_running)),
         *_check_loopback(settings),
     ]
 
@@ -179,6 +184,26 @@ def _check_database(path: Path) -> Iterator[DoctorCheck]:
         yield DoctorCheck(
             name="database", ok=False, text=str(error), remedy="restore a backup with `forewarn restore FILE`"
         )
+
+
+def _check_lost_writes(path: Path, *, is_running: bool) -> Iterator[DoctorCheck]:
+    if not mark_path(path).exists() or is_new_file(path):
+        return  # never opened, or a control node's copy of a record, whose losses the cluster's checks report
+    lost = None if is_running else find_lost_writes(path)
+    text = f"{lost}: the next start gives every scope a new epoch"
+    if lost is None:
+        with closing(connect_read_only(path)) as db:
+            saved = db.execute("SELECT value FROM saved WHERE name = ?", (RENEWAL_NAME,)).fetchone()
+        renewal = read_renewal(saved[0] if saved else None)
+        if renewal is None or not renewal.is_recent_loss(read_real_time()):
+            return
+        text = f"{renewal.reason}: every scope has the new epoch {renewal.epoch}"
+    yield DoctorCheck(
+        name="database",
+        ok=False,
+        text=text,
+        remedy="check the disk and what wrote to the data directory, and repeat recent requests that are missing",
+    )
 
 
 def _check_loopback(settings: Settings) -> Iterator[DoctorCheck]:

@@ -14,9 +14,10 @@ from forewarn.service.data_directory import (
     VMS_DIRECTORY,
     DataDirectory,
 )
+from forewarn.store.commit_mark import MARK_SUFFIX
 from forewarn.store.purpose import StorePurpose, read_purpose
 
-_SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
+_SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal", MARK_SUFFIX)
 
 
 def require_lab(data: Path) -> None:

@@ -138,7 +138,7 @@ def web_dependencies(service: Service, directory: DataDirectory) -> Dependencies
     frontend = service.publisher.frontend
 
     async def doctor() -> list[Any]:
-        found = await asyncio.to_thread(run_checks, service.settings, directory.database)
+        found = await asyncio.to_thread(run_checks, service.settings, directory.database, is_running=True)
         workers = worker_checks(frontend.describe_workers())
         executor = service.control.executor
         unreachable = service.control.unreachable_hosts()

@@ -26,7 +26,6 @@ from forewarn.store.lost_commits import lost_commits_problem
 from forewarn.store.record import LEASE_S, LeaseRow, MustStop, RecordUnavailable, SharedRecord
 from forewarn.store.replicated import LeaseGuard, ReplicatedStore
 
-_LOSS_SHOWN_S = 86400.0  # for how long lost commits are reported after the new epoch began
 _COPY_RETRY_S = 1.0  # of real time, after the copy could not be written: to build it again is much work
 _READ_SAVED = "SELECT value FROM saved WHERE name = ?"
 T = TypeVar("T")
@@ -166,7 +165,7 @@ class Standby:
         if self.lease is not None and self.lease.lost:
             return lost_commits_problem(self.lease.lost)
         renewal = self._renewal
-        if renewal is None or not renewal.is_loss or self._real_time() >= renewal.at + _LOSS_SHOWN_S:
+        if renewal is None or not renewal.is_recent_loss(self._real_time()):
             return ""
         return lost_commits_problem(renewal.reason)
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.store import sqlite_file
+from forewarn.store.commit_mark import MARK_SUFFIX
 from forewarn.store.epochs import HighestNumbers, begin_new_epoch, highest_numbers
 
-_DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", "")  # the database last, after the files that SQLite keeps beside it
+# The database last, after the files beside it: SQLite would use its log for another database.
+_DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", MARK_SUFFIX, "")
 _ALL_PAGES = -1  # in one step, so that the writer's commits do not make the copy start again
 _PAGES_PER_STEP = 256  # of a connection that the event loop reads with: the loop waits for one step at most
 

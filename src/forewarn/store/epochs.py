@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+_LOSS_SHOWN_S = 86400.0  # for how long a loss is reported after the new epoch began
 RENEWAL_NAME = "epoch-renewal"  # of the saved value that holds the last `EpochRenewal`
 _INCARNATIONS_SINCE = 1_577_836_800  # 2020: so incarnations fit in 32 bits, as clients may need, until 2088
 _HIGHEST = "SELECT coalesce(max(epoch), 0), coalesce(max(incarnation), 0) FROM scopes"
@@ -36,6 +37,10 @@ class EpochRenewal(msgspec.Struct, frozen=True, kw_only=True):
     reason: str  # a clause for people: "the backup FILE was restored"
     is_loss: bool = False  # confirmed writes were lost by a fault; False: somebody gave them up
     is_in_history: bool = False  # the service has added it to the history
+
+    def is_recent_loss(self, now: float) -> bool:
+        """Whether to report it as a problem; `now` is real time."""
+        return self.is_loss and now < self.at + _LOSS_SHOWN_S
 
 
 class HighestNumbers(NamedTuple):

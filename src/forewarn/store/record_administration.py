@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from forewarn.errors import Refused, Unavailable
 from forewarn.store import postgres_connection, sqlite_file
+from forewarn.store.commit_mark import mark_path
 from forewarn.store.digests import TableDigest, copy_digests, digest_tables, read_rows
 from forewarn.store.following import build_copy, forget_position
 from forewarn.store.lease import HeldLease
@@ -141,6 +142,7 @@ def copy_record_to_store(url: str, target: Path) -> dict[str, TableDigest]:
             if not moving.exists() or not _is_marked(url, mark):
                 _build_and_mark(url, record, lease, moving, mark)
         forget_position(moving)
+        mark_path(target).unlink(missing_ok=True)  # of a store that was there before
         moving.rename(target)
         sqlite_file.sync_to_disk(target.parent)
     return copy_digests(target)

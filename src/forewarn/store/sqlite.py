@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forewarn.clock import read_real_time
 from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
@@ -21,6 +22,7 @@ from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
 from forewarn.errors import Conflict
 from forewarn.store import backup, pruning, queries, row_codec, sqlite_file, writes
+from forewarn.store.commit_mark import CommitMark, find_lost_writes
 from forewarn.store.interface import AppliedCommit, GatedEvents, LastPoll, Store, StoreCounts
 from forewarn.store.reader_thread import ReaderThread
 from forewarn.store.scope_cache import ScopeCache
@@ -58,13 +60,18 @@ class SqliteStore(Store):
         self._subscribers = CommitSubscribers()
 
     @classmethod
-    def open(cls, path: Path) -> SqliteStore:
+    def open(cls, path: Path, *, now: float | None = None) -> SqliteStore:
         """Return the store at `path`; creates the file if it is missing, or migrates it to the newest schema.
 
         Blocks. Takes no lock against other processes. Starts a writer thread, which `close` ends. Raises Rejected, and
         leaves the file as it is, if it is not an intact store or its directory is missing; Refused for a store that was
-        moved to a record or is a copy of one, which is only migrated; Unavailable if it cannot be opened.
+        moved to a record or is a copy of one, which is only migrated; Unavailable if it cannot be opened. If confirmed
+        writes are lost (`commit_mark`), every scope has a new epoch on return; `now` is real time (None: the present).
         """
+        try:
+            lost = find_lost_writes(path)
+        except (OSError, sqlite3.Error):
+            lost = None  # the next line says what is wrong with the file
         sqlite_file.prepare_store_file(path)
         with sqlite_file.file_errors_as_unavailable(path, "opened"):
             file_check = StoreFileCheck(path)
@@ -75,7 +82,8 @@ class SqliteStore(Store):
                 undo.callback(writer_db.close)
                 reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opens the log: it may be moved
                 file_check.check()
-                writer = WriterThread(writer_db, str(path), check=file_check.check)
+                mark = CommitMark.begin(path, writer_db, lost, now=read_real_time() if now is None else now)
+                writer = WriterThread(writer_db, str(path), check=file_check.check, mark=mark)
                 undo.pop_all()
             return cls(path, reader=reader, writer=writer, file_check=file_check)
 

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from forewarn.errors import Rejected, Unavailable
+from forewarn.store.commit_mark import CommitMark
 from forewarn.store.group_gathering import GroupGathering
 from forewarn.store.sqlite_file import StoreFileDisplaced
 
@@ -108,8 +109,9 @@ class WriterThread:
     The constructor starts it. Open `db` with check_same_thread=False and isolation_level=None. `name` is how messages
     call the store; `check` runs before and after each group of writes, and raises if the file was replaced. The
     attribute `failures` counts the writes that failed because of the file or the record. Writes are done in the order
-    of the calls. With `replication`, `db` is a copy. A write that is not done after `limit_s` (None: no limit) raises
-    Unavailable, although it may be done later. End it with `finish`, then `close`.
+    of the calls. With `replication`, `db` is a copy; without, `mark` shows at the next start whether writes were lost.
+    A write that is not done after `limit_s` (None: no limit) raises Unavailable, although it may be done later. End it
+    with `finish`, then `close`.
     """
 
     def __init__(
@@ -119,12 +121,14 @@ class WriterThread:
         *,
         check: Callable[[], None] = lambda: None,
         replication: GroupReplication | None = None,
+        mark: CommitMark | None = None,
         limit_s: float | None = None,
     ) -> None:
         self._db = db
         self._name = name
         self._check = check
         self._replication = replication
+        self._mark = mark
         self._limit_s = limit_s
         self._unqueued: list[_WriteJob] = []  # of the current iteration of the event loop
         self._queues_on: asyncio.AbstractEventLoop | None = None  # the loop that will call `_queue_writes`
@@ -183,6 +187,8 @@ class WriterThread:
     def close(self) -> None:
         """Close the connection; call `finish` first. Blocks while SQLite applies the log. May be called twice."""
         self._db.close()
+        if self._mark is not None:
+            self._mark.close()
 
     def _queue_writes(self) -> None:
         self._queues_on = None
@@ -252,10 +258,15 @@ class WriterThread:
         self._db.execute("BEGIN IMMEDIATE")
         if self._replication is not None:
             self._replication.begin()
+        changes = self._db.total_changes
         outcomes = write_all()
         if self._replication is not None:
             self._replication.commit()
+        mark = self._mark if self._db.total_changes != changes else None
+        number = 0 if mark is None else mark.count(self._db)
         self._db.execute("COMMIT")
+        if mark is not None:
+            mark.committed(number)
         self._check_after_commit()
         if self._replication is not None:
             self._replication.copied()
