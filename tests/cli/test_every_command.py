@@ -103,7 +103,7 @@ _ELSEWHERE |= {"crash-test", "crash-test list", "crash-test explain", "crash-tes
 _ELSEWHERE |= {"network plan", "network apply", "network check", "network remove"}
 _ELSEWHERE |= {"fleet import libvirt", "lab vms", "lab down", "vm console"}  # tests/vms
 _ELSEWHERE |= {"cluster init", "cluster add-host", "node list", "node show", "node resign"}  # tests/cluster
-_ELSEWHERE |= {"store migrate", "store copy", "store check", "store renew"}  # tests/cluster
+_ELSEWHERE |= {"store migrate", "store copy", "store check", "store renew", "store without-standby"}  # tests/cluster
 _ELSEWHERE |= {"ca", "ca export", "login", "logout", "profiles"}
 
 

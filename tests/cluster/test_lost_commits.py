@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from forewarn.store.record_administration import allow_no_standby
 from tests.cluster.control_node_processes import until
 from tests.cluster.loaded_cluster import VMS, LoadedCluster
 from tests.support.nats_server import nats_program
@@ -87,7 +86,8 @@ def replicate_asynchronously(cluster: LoadedCluster) -> None:
     wait_until(lambda: servers.query(_NAMES) == [("",)], "replication is asynchronous")
     until(lambda: role_and_problem(cluster, cluster.active())[0] == "suspended", "the active node is suspended")
     assert "forewarn store without-standby" in role_and_problem(cluster, cluster.active())[1]
-    allow_no_standby(servers.url)
+    allowed = cluster.control.nodes[cluster.active()].forewarn("store", "without-standby", servers.url)
+    assert "go on without a synchronous standby" in allowed.stdout, allowed.stderr
     until(lambda: role_and_problem(cluster, cluster.active())[0] == "active", "it goes on")
 
 

@@ -1,4 +1,4 @@
-"""Commands for the record of a cluster in PostgreSQL: `store migrate`, `copy`, `check`, `renew`."""
+"""Commands for the record of a cluster in PostgreSQL: `store migrate`, `copy`, `check`, `renew`, `without-standby`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _require_driver(command: str) -> Iterator[None]:
 @_URL
 @offline_command
 def migrate(call: Invocation, url: str) -> None:
-    """Create the tables of a record, or update them for this release.
+    """Create the tables of a record, or update them.
 
     The database must exist. Control nodes of the release before may run meanwhile.
 
@@ -83,7 +83,7 @@ def migrate(call: Invocation, url: str) -> None:
 @click.argument("target", metavar="TO")
 @offline_command
 def copy(call: Invocation, source: str, target: str) -> None:
-    """Move a site from a data directory to an empty record, or back.
+    """Move a site from its data directory to a record, or back.
 
     One of FROM and TO is the URL of a record, the other the data directory of a stopped service. Epochs, incarnations,
     tags and history stay the same. The source is marked as moved and is not started again.
@@ -203,7 +203,7 @@ def without_standby(call: Invocation, url: str) -> None:
 @_URL
 @offline_command
 def renew(call: Invocation, url: str) -> None:
-    """Give every scope a new epoch, after PostgreSQL was restored.
+    """Begin a new epoch, after PostgreSQL was restored.
 
     VMs then read their documents as new ones, and none mistakes an event for one that it saw before. Stop all control
     nodes first; they build their copies again at the next start.
