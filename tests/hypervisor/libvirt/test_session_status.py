@@ -1,16 +1,19 @@
-"""The state of a domain during a switchover, with libvirt caught at every moment between two calls."""
+"""Sessions: the state of a domain at every moment of a switchover, and sessions that open too late."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement
 
 import pytest
 
+from forewarn.hypervisor.libvirt.connection import LibvirtConnection, LibvirtHost
 from forewarn.hypervisor.libvirt.domain_state import machine_state
 from forewarn.hypervisor.libvirt.failure import OPERATION_TIMEOUT, LibvirtFailure
 from forewarn.hypervisor.libvirt.session import LibvirtSession
-from forewarn.hypervisor.machines.driver import MachineState
+from forewarn.hypervisor.machines.driver import HostUnreachable, MachineState
 from tests.support.fake_libvirt import DOMAIN, FakeConnection, FakeDomain, FakeLibvirt, Moment
 
 RUNNING, PAUSED, OFF = 1, 3, 5
@@ -65,3 +68,32 @@ def test_a_domain_that_changes_at_every_look_has_no_known_state() -> None:
     with pytest.raises(LibvirtFailure, match="changes all the time") as raised:
         look([Moment(state=RUNNING, reason=number) for number in range(400)], [1] * 400)
     assert raised.value.code == OPERATION_TIMEOUT
+
+
+@pytest.mark.parametrize("is_closed_meanwhile", [False, True])
+def test_a_session_that_opens_after_its_timeout_is_kept_or_closed(is_closed_meanwhile: bool) -> None:
+    answers, opened = threading.Event(), list[FakeConnection]()
+
+    def connect(uri: str) -> LibvirtSession:
+        answers.wait(60)
+        opened.append(FakeConnection(FakeDomain([Moment(state=RUNNING)], [])))
+        return LibvirtSession(FakeLibvirt(), opened[-1])
+
+    async def scenario() -> None:
+        connection = LibvirtConnection("host", LibvirtHost(uri="test:///default", timeout_s=0.01), connect=connect)
+        with pytest.raises(HostUnreachable):
+            await connection.session()
+        if is_closed_meanwhile:
+            await connection.close()
+        answers.set()
+        async with asyncio.timeout(60):
+            while not opened or len(asyncio.all_tasks()) > 1:
+                await asyncio.sleep(0.01)
+            if not is_closed_meanwhile:
+                await connection.session()
+                assert [each.is_closed for each in opened] == [False]
+                await connection.close()
+            while not opened[0].is_closed:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())

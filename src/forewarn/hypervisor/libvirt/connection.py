@@ -138,7 +138,8 @@ class LibvirtConnection:
         if self._session is None:
             if self._opening is None:
                 self._opening = asyncio.create_task(self._open())
-            self._session = await self._within_timeout(self._opening)
+                self._opening.add_done_callback(_mark_seen)
+            return await self._within_timeout(self._opening)
         return self._session
 
     async def close(self) -> None:
@@ -173,13 +174,19 @@ class LibvirtConnection:
             try:
                 session.watch(lifecycle, closed)
                 self._on_open(session)
+                if self._is_closed:  # the event loop may have ended, so this thread closes it
+                    raise HostUnreachable(f"the connection to host {self.name} is closed")
             except BaseException:
                 _close_quietly(session)
                 raise
             return session
 
+        opening = _in_thread(work)
         try:
-            session = await _in_thread(work)
+            session = self._session = await asyncio.shield(opening)  # kept even if its first caller has given up
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_opened)
+            raise
         except LibvirtFailure as failure:
             raise _open_error(self.name, self.host.uri, failure) from failure
         finally:
@@ -214,8 +221,7 @@ class LibvirtConnection:
 
     def _answered(self, future: asyncio.Future[T]) -> None:
         self._unanswered -= 1
-        if not future.cancelled():
-            future.exception()  # mark it as seen: after a timeout nobody else asks for it
+        _mark_seen(future)
 
     async def _within_timeout(self, future: asyncio.Future[T]) -> T:
         """Wait for it as long as the host may take; after that it continues by itself."""
@@ -225,6 +231,16 @@ class LibvirtConnection:
                 f"the libvirt of host {self.name} at {self.host.uri} did not answer within {self.host.timeout_s:g} s"
             )
         return future.result()
+
+
+def _mark_seen(future: asyncio.Future[T]) -> None:
+    if not future.cancelled():
+        future.exception()  # after a timeout nobody else asks for it
+
+
+def _close_opened(opening: asyncio.Future[LibvirtSession]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        threading.Thread(target=_close_quietly, args=(opening.result(),), daemon=True).start()
 
 
 def _close_quietly(session: LibvirtSession) -> None:
