@@ -99,6 +99,24 @@ def test_a_live_migration_goes_only_where_the_cpu_fits_and_a_redeployment_anywhe
     world.close()
 
 
+@pytest.mark.parametrize(
+    ("hypervisor", "host"),
+    [
+        (KnowingHypervisor(free_mib={"H2": 500}), "h3"),
+        (KnowingHypervisor(free_mib={}, silent_hosts=frozenset({"H2"})), "h3"),
+        (KnowingHypervisor(incompatible_hosts={"db": frozenset({"H3"})}), "h2"),
+    ],
+    ids=["memory", "silence", "CPU"],
+)
+def test_what_is_known_of_a_host_counts_in_any_letter_case_of_its_name(
+    hypervisor: KnowingHypervisor, host: str
+) -> None:
+    world = a_world(hypervisor, "db")
+    migrate(world)
+    assert world.vm("db").host == host
+    world.close()
+
+
 def test_a_vm_that_no_host_can_run_live_stays_and_the_history_says_why() -> None:
     world = a_world(KnowingHypervisor(incompatible_hosts={"db": frozenset({"h2", "h3"})}), "db")
     migrate(world)

@@ -151,11 +151,11 @@ class DestinationHints(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     migrations, because it does not change.
     """
 
-    free_mib: Mapping[str, int] = {}  # name of a host → memory in MiB that is free for more VMs
+    free_mib: Mapping[str, int] = {}  # id of a host → memory in MiB that is free for more VMs
     size_mib: Mapping[str, int] = {}  # size of a VM, such as Standard_D2s_v5 → its memory; unknown ones count as 0
     vm_mib: Mapping[str, int] = {}  # name of a VM → its memory, which counts instead of that of its size
     incompatible: Mapping[str, frozenset[str]] = {}  # name of a VM → hosts that it cannot be migrated to live
-    unreachable: frozenset[str] = frozenset()  # names of hosts that do not answer
+    unreachable: frozenset[str] = frozenset()  # ids of hosts that do not answer
 
     def needed_mib(self, name: str, size: str) -> int:
         """Return the memory in MiB that a VM of this name and size needs; 0 if it is not known.
@@ -189,17 +189,18 @@ def choose_destination(
     else with the fewest VMs; then the first by name. `occupancy` knows the VMs and the maintenance of the hosts. Only
     chooses: nothing is reserved.
     """
-    unfit = hints.incompatible.get(vm.name, frozenset()) if is_live else frozenset()
-    possible = [host.name for host in hosts if is_destination(host, vm) and host.name not in unfit]
-    knows_all = bool(hints.free_mib) and all(name in hints.free_mib for name in possible)
+    unfit = {name.casefold() for name in hints.incompatible.get(vm.name, ())} if is_live else ()
+    possible = {host.name: host.id for host in hosts if is_destination(host, vm) and host.id not in unfit}
+    knows_all = bool(hints.free_mib) and all(host_id in hints.free_mib for host_id in possible.values())
 
     scope_id, update_domain, fault_domain = vm.scope_id, vm.update_domain, vm.fault_domain
 
     def rank(name: str) -> tuple[bool, bool, bool, bool, bool, int, str]:
-        remaining = _remaining_mib(name, vm, occupancy, hints) if name in hints.free_mib else 0
+        free = hints.free_mib.get(possible[name])
+        remaining = free - _needed_mib(name, vm, occupancy, hints) if free is not None else 0
         there = occupancy.domains_on(name, scope_id)
         return (
-            name in hints.unreachable,
+            possible[name] in hints.unreachable,
             remaining < 0,
             occupancy.has_announced_work(name),
             any(domains[0] != update_domain for domains in there),
@@ -211,11 +212,10 @@ def choose_destination(
     return min(possible, key=rank, default=None)
 
 
-def _remaining_mib(host: str, vm: Vm, occupancy: HostOccupancy, hints: DestinationHints) -> int:
-    """Return the memory that the host has left with this VM and those on their way; negative: too little."""
-    taken = sum(hints.needed_mib(name, size) for name, size in occupancy.arriving_vms(host))
-    taken += hints.needed_mib(vm.name, vm.size)
-    return hints.free_mib[host] - taken
+def _needed_mib(host: str, vm: Vm, occupancy: HostOccupancy, hints: DestinationHints) -> int:
+    """Return the memory that this VM and those on their way to the host need."""
+    arriving = sum(hints.needed_mib(name, size) for name, size in occupancy.arriving_vms(host))
+    return arriving + hints.needed_mib(vm.name, vm.size)
 
 
 def no_destination_problem(vm: Vm, hosts: Iterable[Host]) -> str:

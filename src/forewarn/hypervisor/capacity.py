@@ -14,7 +14,7 @@ class CapacityHypervisor(Protocol):
     """A hypervisor that knows how much memory its hosts have free, and what VMs need.
 
     The service reads all of this while it decides, so it must be in memory already: the hypervisor refreshes it in the
-    background. What has no entry is not known. Names are spelled as in the fleet.
+    background. What has no entry is not known. Names of VMs are spelled as in the fleet.
     """
 
     @property
@@ -54,10 +54,10 @@ def destination_hints(hypervisor: Hypervisor, unreachable_hosts: frozenset[str])
     """Return what is known about destinations now: memory, CPUs, and which hosts do not answer."""
     if isinstance(hypervisor, CapacityHypervisor):
         return DestinationHints(
-            free_mib=hypervisor.free_mib,
+            free_mib={host.casefold(): mib for host, mib in hypervisor.free_mib.items()},
             size_mib=hypervisor.size_mib,
             vm_mib=hypervisor.vm_mib,
             incompatible=hypervisor.incompatible_hosts,
-            unreachable=unreachable_hosts | hypervisor.silent_hosts,
+            unreachable=frozenset(map(str.casefold, unreachable_hosts | hypervisor.silent_hosts)),
         )
-    return DestinationHints(unreachable=unreachable_hosts)
+    return DestinationHints(unreachable=frozenset(map(str.casefold, unreachable_hosts)))
