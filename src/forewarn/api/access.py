@@ -112,69 +112,42 @@ class SignInLinkView(BaseView, frozen=True, kw_only=True):
 
 
 async def show_access(context: RequestContext, call: HandlerCall) -> AccessView:
-    """List the clients and the granted roles.
-
-    Lists all of them: clients sorted by id, without their secrets, and grants in the order they were added.
-    """
+    """List the clients and the granted roles."""
     return AccessView(
         clients=tuple(map(_client_view, context.store.clients())), grants=_grant_views(context, context.store.grants())
     )
 
 
 async def show_caller(context: RequestContext, call: HandlerCall) -> CallerView:
-    """Show the caller's identity and roles.
-
-    All roles that count for this call are shown. For a user of an external issuer they include roles that were granted
-    to other ids of the same user.
-    """
+    """Show the caller's identity and roles."""
     caller = context.principal
     grants = tuple(_grant_view(grant, caller.name) for grant in caller.grants)
     return CallerView(id=caller.id, name=caller.name, grants=grants)
 
 
 async def add_client(context: RequestContext, call: HandlerCall, body: NewClient) -> ClientWithSecretView:
-    """Add a client; its secret is in this response only.
-
-    The client has no role yet. Ids are stored in lower case. Raises Rejected for an id or name that is not allowed,
-    Refused if a client has the id already, Unavailable if the store cannot be written. The history gets an entry.
-    """
+    """Add a client; its secret is in this response only."""
     return _with_secret_view(
         context, await context.control.access.add_client(client_id=body.id, name=body.name, who=context.caller_name)
     )
 
 
 async def renew_client_secret(context: RequestContext, call: HandlerCall) -> ClientWithSecretView:
-    """Replace a client's secret; the new one is in this response only, and the old one is invalid at once.
-
-    The path parameter `id` is the client's id, ignoring letter case. Tokens and sessions of the old secret also become
-    invalid; roles stay. This call does not write the file `kept_in`, if there is one: its caller does. Raises NotFound,
-    or Unavailable if the store cannot be written. The history gets an entry.
-    """
+    """Replace a client's secret; the new one is in this response only, and the old one is invalid at once."""
     return _with_secret_view(
         context, await context.control.access.renew_secret(call.path_params["id"], who=context.caller_name)
     )
 
 
 async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedClientView:
-    """Remove a client and its grants.
-
-    The path parameter `id` is the client's id, ignoring letter case. The client's tokens and sessions are invalid at
-    once. Any client can be removed, even `admin` and the caller itself. Returns what was removed. Raises NotFound, or
-    Unavailable if the store cannot be written. The history gets an entry.
-    """
+    """Remove a client and its grants."""
     client, grants = await context.control.access.remove_client(call.path_params["id"], who=context.caller_name)
     removed = tuple(_grant_view(grant, client_title(client)) for grant in grants)
     return RemovedClientView(grants=removed, **_client_fields(client))
 
 
 async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant) -> GrantView:
-    """Grant a role to a client, a VM or a user of an external issuer; an existing grant stays as it is.
-
-    Returns the new or the existing grant. Does not check whether a user (`oidc:ID`) or the resource of an id exists; a
-    resource group (`group:NAME`) must have a VM. Raises NotFound for an unknown name, Refused for a name that several
-    things have, Rejected for an invalid resource id or the name of an availability set or a flexible scale set, and
-    Unavailable if the store cannot be written. The history gets an entry if the grant is new.
-    """
+    """Grant a role to a client, a VM or a user of an external issuer; an existing grant stays as it is."""
     to = _resolve_principal(context, body.to)
     name = _principal_names(context, [to])[to]
     granted = await context.control.access.grant(
@@ -184,25 +157,14 @@ async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant)
 
 
 async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
-    """Revoke a granted role.
-
-    The path parameter `id` is the grant's id, or a unique start of it of four characters or more, ignoring letter case.
-    Returns the revoked grant. Raises NotFound, Refused if several ids start with it, or Unavailable if the store cannot
-    be written. The history gets an entry.
-    """
+    """Revoke a granted role."""
     found = context.control.access.find_grant(call.path_params["id"])
     name = _principal_names(context, [found.to])[found.to]
     return _grant_view(await context.control.access.revoke(found.id, who=context.caller_name, name=name), name)
 
 
 async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> SignInLinkView:
-    """Create a link that signs the caller in to the portal once, within 15 minutes.
-
-    The minutes are real time. At most 256 links are kept, in memory: newer links and a restart of the service
-    invalidate them. For the owner of the service the link signs the client `admin` in, if `admin` is an administrator
-    and clients sign in at this service, else the owner. Raises Refused if the service has no portal, and for VMs and
-    users of an external issuer; Unauthenticated for a client that was removed meanwhile.
-    """
+    """Create a link that signs the caller in to the portal once, within 15 minutes."""
     links, sign_in = context.dependencies.sign_in_links, context.dependencies.sign_in
     if links is None or sign_in is None:
         raise Refused("this service has no portal: give it an address with the setting 'console'")

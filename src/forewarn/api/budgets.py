@@ -8,21 +8,12 @@ from forewarn.web.request_parsing import HandlerCall
 
 
 async def list_budgets(context: RequestContext, call: HandlerCall) -> BudgetsView:
-    """List the budgets, and how much of each is used.
-
-    Budgets are sorted by name.
-    """
+    """List the budgets, and how much of each is used."""
     return read_budgets(context)
 
 
 async def set_budget(context: RequestContext, call: HandlerCall, body: NewBudget) -> BudgetView:
-    """Set a budget: how many VMs may be out of service at once while rollouts publish events.
-
-    The new budget replaces the one of the same name. Events that are published stay. Returns the budget with its use
-    now. Raises Rejected, with one sentence, for anything that is wrong with it, such as a limit of 0, more than 100 %,
-    or a location or tag that no VM has, and if there are 100 other budgets; Unavailable if the store cannot be written.
-    The history gets an entry.
-    """
+    """Set a budget: how many VMs may be out of service at once while rollouts publish events."""
     budget = body.to_budget()
     await context.control.budgets.set_budget(budget, who=context.caller_name)
     await context.wait_for_reconciler()
@@ -30,11 +21,7 @@ async def set_budget(context: RequestContext, call: HandlerCall, body: NewBudget
 
 
 async def remove_budget(context: RequestContext, call: HandlerCall) -> BudgetView:
-    """Remove a budget; rollouts that waited for it go on.
-
-    The path parameter `name` is the budget's name, ignoring letter case. Returns the removed budget, without groups.
-    Raises NotFound, or Unavailable if the store cannot be written. The history gets an entry.
-    """
+    """Remove a budget; rollouts that waited for it go on."""
     budget = await context.control.budgets.remove_budget(call.path_params["name"], who=context.caller_name)
     await context.wait_for_reconciler()
     return budget_view(context, budget)

@@ -43,11 +43,7 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def error_response(error: Exception, surface: Surface = Surface.API) -> Response:
-    """Return the JSON response for an error, in the words of `surface`; log an unexpected error (a 500).
-
-    `surface` is where the user sees the message, such as the command line: it decides how the message says what to do.
-    A 429 or 503 has the header Retry-After, a 401 has WWW-Authenticate; the errors of a fleet file have its problems.
-    """
+    """Return the JSON response for an error, in the words of `surface`; log an unexpected error (a 500)."""
     status, code, message = classify_error(error, surface)
     challenge = error.challenge if isinstance(error, AuthenticationRequired) else "Bearer"
     headers = {**RETRY_AFTER_BY_STATUS, 401: {"WWW-Authenticate": challenge}}.get(status, {})
@@ -62,11 +58,7 @@ def make_error_response(
     problems: tuple[FleetFileProblem, ...] = (),
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Return a JSON error response with this status, code and message; adds no headers of its own.
-
-    `problems` are the problems of a fleet file; without any, the body has no such key. `headers` None means no headers
-    beside the content type and length.
-    """
+    """Return a JSON error response with this status, code and message; adds no headers of its own."""
     body = msgspec.json.encode(ErrorResponse(error=ErrorView(code=code, message=message, problems=problems)))
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 

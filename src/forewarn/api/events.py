@@ -86,12 +86,7 @@ class EventListQuery(StrictBody, frozen=True, kw_only=True):
 
 
 async def list_events(context: RequestContext, call: HandlerCall, query: EventListQuery) -> EventsView:
-    """List the live events, or all of them.
-
-    Lists only events that the caller may see, oldest first. For a caller who does not see everything, a list that is
-    not limited to a VM or host searches only the 20,000 newest events (or `limit`, if that is more). Raises NotFound
-    for an unknown name in the query, Refused for an ambiguous one.
-    """
+    """List the live events, or all of them."""
     seq = context.store.last_seq()
     return EventsView(events=ViewBuilder(context).events(_matching_events(context, query)), seq=seq)
 
@@ -122,26 +117,13 @@ def _matching_events(context: RequestContext, query: EventListQuery) -> list[Eve
 
 
 async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
-    """Show one event, by its id or the start of it.
-
-    The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
-    A start is searched among the live and the 10,000 newest events. The event may be over. First stores the deliveries
-    observed so far, so that they are shown. Raises NotFound if there is none or the caller may not see it, or Refused
-    if several ids start with it.
-    """
+    """Show one event, by its id or the start of it."""
     await context.dependencies.flush_observations()
     return ViewBuilder(context).event(context.find_event(call.path_params["id"]))
 
 
 async def approve_event(context: RequestContext, call: HandlerCall) -> EventView:
-    """Approve an event, so that it may start before its notice ends.
-
-    The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
-    First stores the deliveries observed so far. Returns the event after the reconciler has done what is due, so it may
-    have started. An event that was approved or started before, or that has no impact, stays as it is; otherwise the
-    history gets an entry. Raises NotFound, Refused if it is over or several ids start with it, Conflict if its scope
-    keeps changing, or Unavailable if the store cannot be written.
-    """
+    """Approve an event, so that it may start before its notice ends."""
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
     await context.control.requests.approve(event.id, who=context.caller_name)
@@ -150,15 +132,7 @@ async def approve_event(context: RequestContext, call: HandlerCall) -> EventView
 
 
 async def approve_events(context: RequestContext, call: HandlerCall, body: SelectedEventsBody) -> ChangedEventsView:
-    """Approve several events, by their ids or all of a VM, host or rollout.
-
-    Names select events that await approval: scheduled ones that have an impact and are not approved. An event that is
-    unknown, cannot be approved or keeps changing, or that the caller may not approve, is listed as refused; the others
-    are approved, one after the other, each with a history entry (one without impact that the caller names by its id
-    stays as it is). First stores the deliveries observed so far, and returns after the reconciler has done what is due.
-    Raises Rejected without ids and names, or with both, NotFound or Refused for an unknown or ambiguous name, and
-    Unavailable if the store cannot be written; events approved before that stay approved.
-    """
+    """Approve several events, by their ids or all of a VM, host or rollout."""
     ids = _selected_ids(context, body, awaits_approval)
 
     async def approve(event_id: str) -> Event:
@@ -171,14 +145,7 @@ async def approve_events(context: RequestContext, call: HandlerCall, body: Selec
 
 
 async def withdraw_events(context: RequestContext, call: HandlerCall, body: WithdrawEventsBody) -> ChangedEventsView:
-    """Withdraw several events before they start, by their ids or all of a VM, host or rollout.
-
-    Names select scheduled events. An event that is unknown, cannot be withdrawn or keeps changing is listed as refused;
-    the others are withdrawn, one after the other, each with a history entry. First stores the deliveries observed so
-    far, and returns after the reconciler has done what is due. Raises Rejected without ids and names, or with both,
-    NotFound or Refused for an unknown or ambiguous name, and Unavailable if the store cannot be written; events
-    withdrawn before that stay withdrawn.
-    """
+    """Withdraw several events before they start, by their ids or all of a VM, host or rollout."""
     ids = _selected_ids(context, body, lambda event: True)
 
     async def withdraw(event_id: str) -> Event:
@@ -222,13 +189,7 @@ async def _change_each(
 
 
 async def withdraw_event(context: RequestContext, call: HandlerCall, body: WithdrawEventBody) -> EventView:
-    """Withdraw an event before it starts.
-
-    The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
-    First stores the deliveries observed so far. Returns the event, which is over. Other events of the scope that waited
-    for it may start. Raises NotFound, Refused if it has started, if it is over or if several ids start with it,
-    Conflict if its scope keeps changing, or Unavailable if the store cannot be written. The history gets an entry.
-    """
+    """Withdraw an event before it starts."""
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
     await context.control.requests.withdraw(event.id, who=context.caller_name, reason=body.reason)

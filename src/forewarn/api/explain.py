@@ -16,14 +16,7 @@ T = TypeVar("T")
 
 
 async def explain(context: RequestContext, call: HandlerCall) -> Explanation:
-    """Explain what happened to a VM, event, host, scope, rollout or request, and why.
-
-    The path parameter `thing` is its name or id, ignoring letter case, or a unique id prefix: of an event (four
-    characters or more, among the live and the 10,000 newest ones) or of a rollout. VMs are searched first, then hosts,
-    scopes, requests, events and rollouts. Removed VMs and past events are found, hosts and rollouts only by callers who
-    see everything. First stores the polls and deliveries observed so far, so that they count, and may remove expired
-    faults. Raises NotFound if nothing that the caller may see has the name, Refused if it is ambiguous.
-    """
+    """Explain what happened to a VM, event, host, scope, rollout or request, and why."""
     thing = call.path_params["thing"]
     await context.dependencies.flush_observations()
     # A name may match several kinds: the likeliest is tried first.

@@ -15,22 +15,12 @@ from forewarn.web.request_parsing import ClearFaultsBody, HandlerCall, NewFault,
 
 
 async def list_faults(context: RequestContext, call: HandlerCall) -> FaultsView:
-    """List the active faults and storms, and all kinds of faults.
-
-    First stores, durably, which requests the faults have affected so far, and removes expired faults.
-    """
+    """List the active faults and storms, and all kinds of faults."""
     return await read_faults(context)
 
 
 async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) -> FaultView:
-    """Set a fault for a VM, a scope or everything.
-
-    Returns the fault as it was set. A fault that happens at once has happened on return, in each scope of its target
-    whose state allows it, and is not active. Raises NotFound for an unknown name, Rejected for a bad target, kind,
-    limit or parameter, Refused if 1,000 faults are active, a name is ambiguous or no scope allows a fault that happens
-    at once, and Unavailable if the store cannot be written; a fault that happens at once may then have happened in some
-    scopes. The history gets an entry.
-    """
+    """Set a fault for a VM, a scope or everything."""
     spec = FaultSpec(
         kind=parse_fault_kind(body.kind),
         target=_resolve_target(context, body),
@@ -44,15 +34,7 @@ async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) 
 
 
 async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFaultsBody) -> ClearedFaultsView:
-    """Clear the faults that match every given field.
-
-    `vm` and `scope` match only faults that were set for exactly that VM or scope. Storms with the given ids, or all
-    storms with `all`, are also cleared, unless a kind, VM or scope is given. Returns what was cleared, which is empty
-    if nothing matches. Raises Rejected if no field is given or for an unknown kind, NotFound for an unknown name or an
-    id that is not active (then nothing is cleared), Refused for an ambiguous name, and Unavailable if the store cannot
-    be written; storms may then have been cleared. What faults did, and faults that a storm has set, stay. The history
-    gets an entry for each.
-    """
+    """Clear the faults that match every given field."""
     if not (body.ids or body.kind or body.vm or body.scope or body.all):
         raise Rejected("no faults are named: give their ids, a kind, a VM, a scope, or all")
     kind = parse_fault_kind(body.kind) if body.kind else None
@@ -75,24 +57,14 @@ async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFa
 
 
 async def clear_fault(context: RequestContext, call: HandlerCall) -> ClearedFaultsView:
-    """Clear one fault or storm.
-
-    The path parameter `id` is the full, exact id of the fault or storm. Returns what was cleared. Faults that a storm
-    has set stay. Raises NotFound unless the id is active. The history gets an entry.
-    """
+    """Clear one fault or storm."""
     fault_id = call.path_params["id"]
     _require_active(context, fault_id)
     return await _clear_matching(context, lambda fault: fault.id == fault_id, (fault_id,))
 
 
 async def start_fault_storm(context: RequestContext, call: HandlerCall, body: NewStorm) -> StormView:
-    """Start a fault storm: faults at times that follow from a seed.
-
-    A storm that names no VM affects all. Equal seeds, VMs and durations give equal faults. Returns the storm with its
-    schedule; faults that are due at once are set already. Raises NotFound for an unknown VM, Rejected for a VM named
-    twice or a duration over 24 hours or not above 0, Refused if the fleet has no VM or a name is ambiguous, and
-    Unavailable if the store cannot be written. The history gets an entry.
-    """
+    """Start a fault storm: faults at times that follow from a seed."""
     vms = [context.directory.find(name) for name in body.vms]
     reject_duplicates(body.vms, [vm.key for vm in vms])
     storm = await context.control.fault_storms.start(

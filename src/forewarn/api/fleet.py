@@ -61,14 +61,7 @@ class FleetListQuery(StrictBody, frozen=True, kw_only=True):
 
 
 async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetListQuery) -> FleetView:
-    """Show the hosts, scopes and VMs that the caller may read.
-
-    `vms` are the present VMs of the scope and host of the query, in the order they were added, at most `limit`;
-    `scopes` are the scopes of these VMs. `hosts` has only the queried host, if one is given; with a scope, the hosts of
-    these VMs; else all hosts or, for a caller who does not see everything, the hosts with a VM that the caller may
-    read. Each host names all its visible VMs, even beyond `limit`. First stores the polls observed so far, so that they
-    are shown. Raises NotFound or Refused for an unknown or ambiguous scope or host.
-    """
+    """Show the hosts, scopes and VMs that the caller may read."""
     await context.dependencies.flush_observations()
     host = context.find_host(query.host) if query.host else None
     scope = context.find_scope(query.scope) if query.scope else None
@@ -83,12 +76,7 @@ async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetLis
 
 
 async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
-    """Show one VM with its live events.
-
-    A namespace VM is shown with its supervisor, if that is connected. The path parameter `name` is the VM's name,
-    `group/name` or key, ignoring letter case. First stores the polls observed so far, so that they are shown. Raises
-    NotFound if there is none or it was removed, or Refused if several VMs match.
-    """
+    """Show one VM with its live events."""
     vm = context.directory.find(call.path_params["name"])
     await context.dependencies.flush_observations()
     view_builder = ViewBuilder(context)
@@ -101,26 +89,13 @@ async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
 
 
 async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFileBody) -> FleetCheckView:
-    """Show what applying a fleet file would change.
-
-    Changes nothing. `problems` of the difference list what would keep the file from being applied now. VMs and hosts
-    that the file does not declare would be removed; VMs that it declares but that were deleted would stay deleted.
-    Raises InvalidFleetFile for a file that is invalid by itself.
-    """
+    """Show what applying a fleet file would change."""
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
     return FleetCheckView(difference=_difference_view(await _compare_with_store(context, proposal)))
 
 
 async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFleetBody) -> FleetApplyView:
-    """Apply a fleet file, as a whole or not at all.
-
-    Removes the VMs and hosts that the file does not declare, and returns the difference, after the reconciler has done
-    what is due. VMs that the file declares but that were deleted stay deleted, unless `resurrect`. A dry run changes
-    nothing. Raises InvalidFleetFile for a file that is invalid by itself. Except in a dry run, raises
-    FleetNotApplicable if it has problems in the running fleet, Forbidden if a VM gets a program that no present VM has
-    and the caller is not an administrator, Refused if the state of a VM or host forbids it, Conflict if the fleet keeps
-    changing meanwhile, and Unavailable if the store cannot be written. The history gets an entry if anything changes.
-    """
+    """Apply a fleet file, as a whole or not at all."""
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
 
     async def attempt() -> FleetDiff:
@@ -139,13 +114,7 @@ async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFle
 
 
 async def add_vm(context: RequestContext, call: HandlerCall, body: NewVm) -> VmView:
-    """Add a VM to the fleet.
-
-    Empty fields of the body are filled in from the VM's set and the rest of the fleet. A deleted VM of the same name is
-    added again. Returns the new VM. Raises Rejected for invalid fields, Refused if the VM exists or finds no place,
-    Forbidden if it would run a program that no present VM runs and the caller is not an administrator, Conflict if the
-    fleet keeps changing meanwhile, and Unavailable if the store cannot be written. The history gets an entry.
-    """
+    """Add a VM to the fleet."""
 
     async def attempt() -> str:
         versions = context.control.fleet.versions()
@@ -182,13 +151,7 @@ def _problems_text(problems: Sequence[FleetFileProblem]) -> str:
 
 
 async def remove_vm(context: RequestContext, call: HandlerCall) -> VmView:
-    """Remove a VM from the fleet.
-
-    The path parameter `name` is the VM's name, `group/name` or key, ignoring letter case. No event announces the
-    removal; events that it makes obsolete are withdrawn. Returns the removed VM. Raises NotFound, Refused if the VM has
-    a started event or several VMs match, Conflict if the fleet keeps changing meanwhile, or Unavailable if the store
-    cannot be written. The history gets an entry.
-    """
+    """Remove a VM from the fleet."""
 
     async def attempt() -> Vm:
         versions = context.control.fleet.versions()
@@ -296,11 +259,7 @@ def _change_view(change: HostChange | VmChange) -> ObjectChangeView:
 
 
 async def list_vm_supervisors(context: RequestContext, call: HandlerCall) -> VmSupervisorsView:
-    """List the namespace VMs whose supervisors are connected, with their states and programs.
-
-    States are running, frozen, down (stopped) and ended (the VM's program has ended by itself). Lists only VMs that the
-    caller may read, sorted by VM key.
-    """
+    """List the namespace VMs whose supervisors are connected, with their states and programs."""
     supervisors = sorted(context.dependencies.vm_supervisors().items())
     with_vms = ((context.store.vm(key), supervisor) for key, supervisor in supervisors)
     return VmSupervisorsView(

@@ -28,15 +28,7 @@ class PruneHistoryBody(StrictBody, frozen=True, kw_only=True):
 
 
 async def list_history(context: RequestContext, call: HandlerCall, query: HistoryEntriesQuery) -> HistoryView:
-    """List history entries: the newest, or those after a sequence number; `wait_s` waits for a new one.
-
-    Lists only entries that the caller may see, oldest first. With `after` it lists the oldest entries after that
-    number, at most `limit`; without it, the newest. For a caller who does not see everything, a page without filters
-    searches at most 20,000 entries, and so does a page with filters but without `after` (or `limit` entries, if that is
-    more). The call waits, in real time, only if there is no entry to list, and returns an empty list when the time is
-    over or the service stops. Raises NotFound or Refused for an unknown or ambiguous name in the query, and
-    Unauthenticated if the caller's token becomes invalid while it waits.
-    """
+    """List history entries: the newest, or those after a sequence number; `wait_s` waits for a new one."""
     entry_filter = history_filter(context, query)
     page = _read_page(context, query, entry_filter)
     return await _wait_for_page(context, query, entry_filter, page) if query.wait_s and not page.entries else page
@@ -78,10 +70,7 @@ def _history_view(entries: list[HistoryEntry], seq: int) -> HistoryView:
 async def _wait_for_page(
     context: RequestContext, query: HistoryEntriesQuery, entry_filter: HistoryFilter, page: HistoryView
 ) -> HistoryView:
-    """Waits for a visible entry, for at most `wait_s` of real time (spec §12), or until the service stops.
-
-    It continues after the entries that it has scanned.
-    """
+    """Waits for a visible entry, for at most `wait_s` of real time (spec §12), or until the service stops."""
     new_entries = asyncio.Event()
 
     def on_commit(committed: AppliedCommit) -> None:
@@ -117,12 +106,7 @@ async def _wait_for_first(shutting_down: asyncio.Task[Any], new_entries: asyncio
 
 
 async def prune_history(context: RequestContext, call: HandlerCall, body: PruneHistoryBody) -> HistoryPruneView:
-    """Delete old history entries.
-
-    Also deletes events and requests that ended, and VMs that were removed, before that time, unless something that is
-    kept refers to them. Returns how many entries were deleted, and adds an entry that says so. Raises Rejected for an
-    age below 24 hours, and Unavailable if the store cannot be written; some of it may then be deleted.
-    """
+    """Delete old history entries."""
     if not body.older_than_s >= _MIN_RETENTION_S:
         raise Rejected(
             f"entries older than {duration_text(body.older_than_s)} cannot be pruned, since the last "

@@ -39,12 +39,7 @@ class DegradeHostBody(StrictBody, frozen=True, kw_only=True):
 
 
 async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) -> HostView:
-    """Add a host to the fleet.
-
-    Returns the new host. Raises Rejected for an invalid name, Refused if a host has the name already (ignoring letter
-    case), Conflict if the fleet keeps changing meanwhile, or Unavailable if the store cannot be written. The history
-    gets an entry.
-    """
+    """Add a host to the fleet."""
     if problem := plain_name_error(body.name, limit=64):
         raise Rejected(f"the host name {body.name!r} {problem}: give a plain name such as 'host-0'")
     host = Host(name=body.name, location=body.location, zone=body.zone)
@@ -61,12 +56,7 @@ async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) ->
 
 
 async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
-    """Remove a host without VMs.
-
-    The path parameter `name` is the host's name, ignoring letter case. Returns the removed host. Raises NotFound,
-    Refused if VMs are on the host or moving to it, Conflict if the fleet keeps changing meanwhile, or Unavailable if
-    the store cannot be written. The history gets an entry.
-    """
+    """Remove a host without VMs."""
     host = context.control.requests.host(call.path_params["name"])
     change = FleetChange(removed_hosts=(host.name,), text=f"host {host.name} removed")
     await context.control.fleet.apply_change(change, who=context.caller_name)
@@ -74,14 +64,7 @@ async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
 
 
 async def degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> ReceiptView:
-    """Predict that a host will fail, so that its VMs are moved away.
-
-    The path parameter `name` is the host's name, ignoring letter case. Marks the host as degraded, schedules the
-    redeployment of its VMs and of those being moved to it, except deallocated ones, and returns the request with these
-    events. Raises NotFound, Refused if the host is not healthy, a VM has no other host or the hypervisor cannot
-    redeploy, Rejected for too short a notice, Conflict if the host keeps changing, or Unavailable if the store cannot
-    be written. The history gets an entry.
-    """
+    """Predict that a host will fail, so that its VMs are moved away."""
     receipt = await context.control.requests.degrade_host(
         call.path_params["name"],
         who=context.caller_name,
@@ -93,14 +76,7 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
 
 
 async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
-    """Fail a host without notice.
-
-    The path parameter `name` is the host's name, ignoring letter case. Marks the host as failed. Its VMs and those
-    being redeployed to it are redeployed at once, except deallocated ones; VMs that were migrating to it stay where
-    they are. Returns the request with its events. Raises NotFound, Refused if the host has failed already or a VM has
-    no other host, Conflict if the host keeps changing, or Unavailable if the store cannot be written. The history gets
-    an entry.
-    """
+    """Fail a host without notice."""
     receipt = await context.control.requests.fail_host(
         call.path_params["name"], who=context.caller_name, key=call.request_key
     )
@@ -108,39 +84,19 @@ async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
 
 
 async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
-    """Mark a host as healthy again.
-
-    The path parameter `name` is the host's name, ignoring letter case. The host is then also no longer confirmed down.
-    Returns the host. Moves no VM back, and withdraws no event. Raises NotFound, Refused if the host is healthy and not
-    confirmed down, or while events are scheduled that move VMs away because it is degraded (withdraw them first),
-    Conflict if the host keeps changing, or Unavailable if the store cannot be written. The history gets an entry.
-    """
+    """Mark a host as healthy again."""
     repaired = await context.control.requests.repair_host(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(repaired)
 
 
 async def confirm_host_down(context: RequestContext, call: HandlerCall) -> HostView:
-    """State that a host is certainly down, so that its VMs may be started elsewhere.
-
-    The path parameter `name` is the host's name, ignoring letter case. A VM that still ran there would run twice and
-    damage its disks. The statement holds until the host is repaired; the health of the host stays as it is. Returns the
-    host. Raises NotFound, Refused if it was confirmed already or has neither failed nor stopped answering the
-    hypervisor, Conflict if the host keeps changing, or Unavailable if the store cannot be written. The history gets an
-    entry.
-    """
+    """State that a host is certainly down, so that its VMs may be started elsewhere."""
     confirmed = await context.control.host_statements.confirm_down(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(confirmed)
 
 
 async def preview_degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> Preview:
-    """Preview the events of predicting that a host will fail.
-
-    The path parameter `name` is the host's name, ignoring letter case. Simulates the request on a copy of the fleet,
-    and changes nothing, except that it first stores the polls observed so far; the previews of a caller run one at a
-    time. A simulation for more than 2,000 VMs ends after publication, any other after at most 10 seconds of real time
-    (`is_cut` of the preview). Raises NotFound, Refused and Rejected as the request itself would, and DryRunTooLarge if
-    the scopes concerned have more than 20,000 VMs.
-    """
+    """Preview the events of predicting that a host will fail."""
     name, who = call.path_params["name"], context.caller_name
 
     async def operation(control: ControlPlane) -> MaintenanceRequest:
@@ -151,14 +107,7 @@ async def preview_degrade_host(context: RequestContext, call: HandlerCall, body:
 
 
 async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Preview:
-    """Preview the events of failing a host.
-
-    The path parameter `name` is the host's name, ignoring letter case. Simulates the request on a copy of the fleet,
-    and changes nothing, except that it first stores the polls observed so far; the previews of a caller run one at a
-    time. A simulation for more than 2,000 VMs ends after publication, any other after at most 10 seconds of real time
-    (`is_cut` of the preview). Raises NotFound and Refused as the request itself would, and DryRunTooLarge if the scopes
-    concerned have more than 20,000 VMs.
-    """
+    """Preview the events of failing a host."""
     name, who = call.path_params["name"], context.caller_name
 
     async def operation(control: ControlPlane) -> MaintenanceRequest:

@@ -10,19 +10,12 @@ from forewarn.wording import did_you_mean
 
 
 async def list_nodes(context: RequestContext, call: HandlerCall) -> NodesView:
-    """List the control nodes of the cluster, and which one is active.
-
-    Nodes are sorted by name; a service that runs alone has none.
-    """
+    """List the control nodes of the cluster, and which one is active."""
     return nodes_view(context.dependencies.control_node)
 
 
 async def show_node(context: RequestContext, call: HandlerCall) -> NodeView:
-    """Show one control node.
-
-    The path parameter `name` is the node's name, ignoring letter case. Raises NotFound if there is none, as in a
-    service that runs alone.
-    """
+    """Show one control node."""
     wanted, view = call.path_params["name"], nodes_view(context.dependencies.control_node)
     found = next((node for node in view.nodes if node.name.casefold() == wanted.casefold()), None)
     if found is None:
@@ -32,11 +25,7 @@ async def show_node(context: RequestContext, call: HandlerCall) -> NodeView:
 
 
 async def resign(context: RequestContext, call: HandlerCall) -> NodesView:
-    """Let the active control node give control to another one.
-
-    Returns at once, with the nodes as they are before the change; another node is active within seconds. Raises Refused
-    if the service runs alone, if the node that answers is not active, or if no other node can take over.
-    """
+    """Let the active control node give control to another one."""
     node = context.dependencies.control_node
     if node is None:
         raise Refused("this service runs alone and is not part of a cluster: there is no other control node")

@@ -47,11 +47,7 @@ _RIGHT_TEXTS: dict[ResourceSelector, str] = {
 
 
 def openapi_document(routes: Sequence[ApiRoute]) -> JsonSchema:
-    """Return the OpenAPI 3.1 document of these routes, as a JSON object.
-
-    Its schemas describe the structs in the handlers' signatures. Raises KeyError for a route whose resource selector
-    has no text in `_RIGHT_TEXTS`.
-    """
+    """Return the OpenAPI 3.1 document of these routes, as a JSON object."""
     schemas = _SchemaRegistry(routes)
     paths: dict[str, JsonSchema] = defaultdict(dict)
     known = {route.path for route in routes}
@@ -110,10 +106,7 @@ def openapi_path(path: str) -> str:
 
 
 def required_right_text(route: ApiRoute) -> str:
-    """Return in words which right a route needs, and over what, such as `operate over the VM`.
-
-    Raises KeyError for a resource selector that has no text in `_RIGHT_TEXTS`.
-    """
+    """Return in words which right a route needs, and over what, such as `operate over the VM`."""
     return _RIGHT_TEXTS[route.resources].format(right=route.right)
 
 

@@ -39,14 +39,7 @@ class ReplaysView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def start_replay(context: RequestContext, call: HandlerCall, body: NewReplay) -> ReplayView:
-    """Replay a recording to the scope of a VM.
-
-    The VMs of the scope get the recorded answers in place of the scope's own document; the first one is shown on
-    return. Raises NotFound for an unknown VM; Rejected outside a lab, for a bad recording, speed or number of loops,
-    and for a name in `map` that was not recorded; Refused if the scope has a live event or another replay, or several
-    VMs match; Conflict if the scope keeps changing; Unavailable if the store cannot be written. The history gets an
-    entry.
-    """
+    """Replay a recording to the scope of a VM."""
     vm = context.directory.find(body.vm)
     request = await context.control.replays.start(
         vm,
@@ -61,39 +54,22 @@ async def start_replay(context: RequestContext, call: HandlerCall, body: NewRepl
 
 
 async def current_replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayView:
-    """Wait for the reconciler, then return the view of the replay of this request, as it is now.
-
-    Waits for ten seconds of real time at most. Raises NotFound if the request is not a replay, or is a replay that
-    ended and is no longer among the 10,000 newest requests. Does not check what the caller may see.
-    """
+    """Wait for the reconciler, then return the view of the replay of this request, as it is now."""
     await context.wait_for_reconciler()
     return replay_view(context, context.control.replays.find(request.id))
 
 
 async def list_replays(context: RequestContext, call: HandlerCall) -> ReplaysView:
-    """List the running replays and recent ones.
-
-    Replays are listed oldest first. Ended ones are listed if they are among the 10,000 newest requests of any kind.
-    """
+    """List the running replays and recent ones."""
     return ReplaysView(replays=read_replays(context))
 
 
 async def show_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
-    """Show one replay.
-
-    The path parameter `id` is the replay's id or a unique start of it, ignoring letter case. Raises NotFound, or
-    Refused if several ids start with it.
-    """
+    """Show one replay."""
     return replay_view(context, context.control.replays.find(call.path_params["id"]))
 
 
 async def stop_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
-    """Stop a replay.
-
-    The path parameter `id` is the replay's id or a unique start of it, ignoring letter case. The scope shows its own
-    document again. Returns the ended replay. Raises NotFound if there is none or it ended and is no longer among the
-    10,000 newest requests, Refused if the replay is over already or several ids start with it, Conflict if the replay
-    shows its next step just then (try again), or Unavailable if the store cannot be written. The history gets an entry.
-    """
+    """Stop a replay."""
     request = await context.control.replays.stop(call.path_params["id"], who=context.caller_name)
     return replay_view(context, request)

@@ -54,25 +54,13 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
 
 
 def vms_asked_for(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Return the resource ids of the VMs that the body of the call, a NewMaintenanceRequest, names.
-
-    This is the resource selector of routes with such a body: the caller needs the route's right over each VM. Raises
-    NotFound for an unknown VM, Refused for an ambiguous name, and Rejected for an invalid body.
-    """
+    """Return the resource ids of the VMs that the body of the call, a NewMaintenanceRequest, names."""
     context.require_any_role()
     return [vm_resource_id(context.directory.find(name)) for name in call.parse_body(NewMaintenanceRequest).vms]
 
 
 async def create_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> ReceiptView:
-    """Request an operation on VMs: it is accepted for all of them or for none.
-
-    Returns the request with the events that it has published after the reconciler has done what is due; an operation
-    that a VM's policy approves starts without notice. Raises NotFound for an unknown VM; Rejected for a VM named twice,
-    too short a notice, or a notice for an operation that is performed at once; Refused for a notice if a VM to delete
-    has no terminate notification, if the hypervisor cannot do it, the state of a VM or another operation on it forbids
-    it, its scope has too many user operations scheduled, no host can take a VM that moves, or a name is ambiguous;
-    Conflict if a scope keeps changing; or Unavailable if the store cannot be written. The history gets an entry.
-    """
+    """Request an operation on VMs: it is accepted for all of them or for none."""
     receipt = await context.control.requests.request_for_vms(
         RequestedOperation(body.ask),
         _named_vms(context, body),
@@ -91,25 +79,14 @@ def _named_vms(context: RequestContext, body: NewMaintenanceRequest) -> list[Vm]
 
 
 async def perform_maintenance(context: RequestContext, call: HandlerCall) -> ReceiptView:
-    """Start the pending platform maintenance of a VM now.
-
-    The path parameter `name` is the VM's name, `group/name` or key, ignoring letter case. Approves the scheduled events
-    of planned platform maintenance of the VM, which start as soon as nothing else holds them back. Returns a new
-    request with these events. Raises NotFound, Refused if the VM has no such event or several VMs match, Conflict if an
-    event keeps changing, or Unavailable if the store cannot be written. The history gets an entry.
-    """
+    """Start the pending platform maintenance of a VM now."""
     vm = context.directory.find(call.path_params["name"])
     receipt = await context.control.requests.perform_maintenance([vm], who=context.caller_name, key=call.request_key)
     return await receipt_view(context, receipt.request)
 
 
 async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> ReceiptView:
-    """Wait for the reconciler, then return the view of a request with its published or approved events.
-
-    The view also has the scopes of these events, and the events that they replaced. Waits for ten seconds of real time
-    at most; a failure of the reconciler is only logged. Does not check whether the caller may see the events: check
-    that first.
-    """
+    """Wait for the reconciler, then return the view of a request with its published or approved events."""
     await context.wait_for_reconciler()
     events, view_builder = request_events(context, request), ViewBuilder(context)
     replaced = replaced_event_ids(events)
@@ -123,23 +100,12 @@ async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> 
 
 
 async def show_request(context: RequestContext, call: HandlerCall) -> RequestStatusView:
-    """Show the state of a request, its events and what they wait for.
-
-    The path parameter `id` is the request's full id, ignoring letter case. Raises NotFound if there is none or the
-    caller may not see it.
-    """
+    """Show the state of a request, its events and what they wait for."""
     return request_status(context, context.find_request(call.path_params["id"]))
 
 
 async def preview_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> Preview:
-    """Preview a request: its events and their times.
-
-    Simulates the request on a copy of the fleet, and changes nothing, except that it first stores the polls observed so
-    far; the previews of a caller run one at a time. A simulation for more than 2,000 VMs ends after publication, any
-    other after at most 10 seconds of real time (`is_cut` of the preview). The texts name faults only to callers who see
-    everything. Raises NotFound, Rejected and Refused as the request itself would, and DryRunTooLarge if the scopes
-    concerned have more than 20,000 VMs.
-    """
+    """Preview a request: its events and their times."""
     vms = _named_vms(context, body)
     who = context.caller_name
 

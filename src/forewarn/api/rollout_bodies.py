@@ -85,12 +85,7 @@ class WantedRollout:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Return a context manager that adds the line of the rollout file to errors of its block.
-
-        Put the start or preview of the rollout into the block. A Rejected gets the line of the value that it names,
-        else of `notice`; a Refused gets the line of `impact`. If the rollout was not given as a file, errors pass
-        unchanged.
-        """
+        """Return a context manager that adds the line of the rollout file to errors of its block."""
         if self.file is None:
             yield
             return
@@ -106,14 +101,7 @@ class WantedRollout:
 
 
 def read_new_rollout(context: RequestContext, body: NewRollout) -> WantedRollout:
-    """Return the rollout that a body describes, by its fields or by its file; starts and stores nothing.
-
-    Raises NotFound for an unknown host or scope, Rejected for wrong values, a host named twice, fields beside a file or
-    a health check that cannot be used, and Refused for all hosts of a fleet without hosts, an ambiguous scope or a
-    command check if the service runs none. These errors name the line of the file, if there is one. Raises Forbidden
-    for a health check that runs a command if the caller is not an administrator. Does not check here that exactly one
-    target is given.
-    """
+    """Return the rollout that a body describes, by its fields or by its file; starts and stores nothing."""
     wanted = _read_rollout(context, body)
     _require_command_right(wanted.rollout.checks, context)
     return wanted

@@ -102,11 +102,7 @@ class TriedChecksView(BaseView, frozen=True, kw_only=True):
 
 
 def check_of(body: NewCheck) -> HealthCheck:
-    """Return the health check that a body describes.
-
-    Raises Rejected unless the body names exactly one kind of source. Checks nothing else: `HealthProber.require_usable`
-    does that, and gives a figure without a condition `== 0`.
-    """
+    """Return the health check that a body describes."""
     kinds = [kind for kind in CheckKind if getattr(body, kind)]
     if len(kinds) != 1:
         raise Rejected(
@@ -133,12 +129,7 @@ def check_of(body: NewCheck) -> HealthCheck:
 
 
 def check_from_table(table: Mapping[str, Any]) -> HealthCheck:
-    """Return the health check that a table `[[checks]]` of a rollout file describes.
-
-    The values of the table must have the right types already, with durations in seconds. Raises Rejected for a missing
-    name, for an unknown figure, and unless the table names exactly one kind of source; msgspec.ValidationError for an
-    unknown key or a wrong type. Checks nothing else: `HealthProber.require_usable` does that.
-    """
+    """Return the health check that a table `[[checks]]` of a rollout file describes."""
     fields = dict(table)
     for name in ("interval", "timeout"):
         if name in fields:
@@ -151,12 +142,7 @@ def check_from_table(table: Mapping[str, Any]) -> HealthCheck:
 
 
 def rollout_checks_view(context: RequestContext, request: MaintenanceRequest) -> RolloutChecksView:
-    """Return the health checks of a rollout with its newest measurements, read from the store.
-
-    `request` must be the request of a rollout. The checks are in the order of the rollout, each with its latest
-    measurement; the measurements are the newest 500 of all checks, oldest first, with waves counted from 1. Does not
-    check what the caller may see.
-    """
+    """Return the health checks of a rollout with its newest measurements, read from the store."""
     rollout = request.rollout
     assert rollout is not None
     measurements = context.store.measurements(request.id, limit=MAX_SHOWN_MEASUREMENTS)
@@ -191,11 +177,7 @@ def _check_view(check: HealthCheck, latest: Measurement | None) -> CheckView:
 
 
 async def show_rollout_checks(context: RequestContext, call: HandlerCall) -> RolloutChecksView:
-    """Show the health checks of a rollout with their newest measurements.
-
-    The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. Measurements are oldest
-    first, at most the newest 500. Raises NotFound, or Refused if several ids start with it.
-    """
+    """Show the health checks of a rollout with their newest measurements."""
     return rollout_checks_view(context, context.find_rollout(call.path_params["id"]))
 
 

@@ -53,19 +53,12 @@ ADMINISTER = Right.ADMINISTER
 
 
 async def show_openapi(context: RequestContext, call: HandlerCall) -> dict[str, Any]:
-    """Describe this API in OpenAPI 3.1.
-
-    Every caller gets the same document, which is built once.
-    """
+    """Describe this API in OpenAPI 3.1."""
     return _cached_openapi()
 
 
 async def list_routes(context: RequestContext, call: HandlerCall) -> dict[str, Any]:
-    """List what this API has: each route with its method, path and summary.
-
-    Returns `version` (of forewarn), `openapi` (the path of the OpenAPI document) and `routes`, a list of objects with
-    `method`, `path` (from `/forewarn/v1` on) and `summary`. Lists all routes, even those that the caller may not use.
-    """
+    """List what this API has: each route with its method, path and summary."""
     routes = [
         {"method": route.method, "path": f"{API_PREFIX}{route.path}", "summary": _summary(route)} for route in ROUTES
     ]
@@ -189,11 +182,7 @@ PREVIEW_ROUTES = {route.path.removesuffix("/preview"): route for route in ROUTES
 
 
 def api_routes(make_context: ContextFactory) -> list[BaseRoute]:
-    """Return the starlette routes of everything under `/forewarn/v1`.
-
-    `make_context` authenticates the caller of each request, and makes the context that handlers get. Raises TypeError
-    if a handler of ROUTES has a wrong signature.
-    """
+    """Return the starlette routes of everything under `/forewarn/v1`."""
     by_path: dict[str, list[ApiRoute]] = defaultdict(list)
     for route in ROUTES:
         by_path[route.path].append(route)

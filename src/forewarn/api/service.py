@@ -44,13 +44,7 @@ class ServiceQuery(StrictBody, frozen=True, kw_only=True):
 
 
 async def show_service(context: RequestContext, call: HandlerCall, query: ServiceQuery) -> dict[str, Any]:
-    """Show the service: its version, clock, addresses and settings, and the endpoint of a VM.
-
-    `endpoint` is the base URL at which a lab serves the VM of the query or, without one, the first VM that has a URL;
-    "" if there is none. The other keys are those of `service_info`, such as pid, data, listeners, workers, console and
-    counts. A caller who does not see everything gets only `version`, `now` (lab time), `lab`, `speed` and `enablement`.
-    Raises NotFound, or Refused if several VMs match.
-    """
+    """Show the service: its version, clock, addresses and settings, and the endpoint of a VM."""
     info = context.dependencies.service_info()
     if not context.can_see_everything():
         return {name: info[name] for name in _PUBLIC_INFO_KEYS if name in info}
@@ -60,24 +54,12 @@ async def show_service(context: RequestContext, call: HandlerCall, query: Servic
 
 
 async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
-    """Show lab time and its speed.
-
-    The time is in POSIX seconds, the speed in seconds of lab time per second of real time; 0 means that the clock is
-    stopped. A service that is not a lab shows real time and speed 1.
-    """
+    """Show lab time and its speed."""
     return _clock_view(context)
 
 
 async def advance_clock(context: RequestContext, call: HandlerCall, body: AdvanceClockBody) -> ClockAdvanceView:
-    """Advance the clock of a lab.
-
-    First stores the polls observed so far. The clock stops at every due time on the way. Everything that is due by then
-    is done on return, except for acts that the hypervisor has not answered for ten seconds. VMs that polled within the
-    last 330 seconds (real time, or lab time if that is slower) count as polling throughout, unless `without_polls`.
-    Returns the history entries of that time that the caller may see, except the one about the advance itself. Raises
-    Rejected outside a lab, or unless `by_s` is above 0 and at most 366 days. Any other error on the way, such as
-    Unavailable, leaves the clock where it is then.
-    """
+    """Advance the clock of a lab."""
     await context.dependencies.flush_observations()
     before = context.store.last_seq()
     advance = await context.control.lab_clock.advance(
@@ -110,12 +92,7 @@ def _idle_rule_note(context: RequestContext, body: AdvanceClockBody, polling: in
 
 
 async def set_clock_speed(context: RequestContext, call: HandlerCall, body: ClockSpeedBody) -> ClockView:
-    """Set the speed of a lab's clock; 0 stops it.
-
-    The speed is in seconds of lab time per second of real time, and survives a restart. The time does not jump. Returns
-    the clock. Raises Rejected outside a lab or unless the speed is from 0 to 100000, and Unavailable if the store
-    cannot be written. The history gets an entry.
-    """
+    """Set the speed of a lab's clock; 0 stops it."""
     await context.control.lab_clock.set_speed(body.speed, who=context.caller_name)
     return _clock_view(context)
 
@@ -126,12 +103,7 @@ def _clock_view(context: RequestContext) -> ClockView:
 
 
 async def create_backup(context: RequestContext, call: HandlerCall, body: BackupBody) -> BackupView:
-    """Write a backup of the database to a new file on the service's machine.
-
-    Returns its path and size once the file is durable. The history gets an entry about it, unless the store cannot be
-    written. Raises Rejected for a path that is relative, is not allowed or has a missing directory, Refused if the file
-    exists or the store is only in memory, and Unavailable if the file cannot be written; then there is none.
-    """
+    """Write a backup of the database to a new file on the service's machine."""
     path = Path(body.path)
     if not path.is_absolute() or "\0" in str(path):
         raise Rejected(
@@ -155,10 +127,7 @@ def _require_new_path(path: Path) -> None:
 
 
 async def run_health_checks(context: RequestContext, call: HandlerCall) -> HealthReportView:
-    """Run the health checks of the service.
-
-    Returns the result of each check. A failed check is a result (`ok` is false), not an error.
-    """
+    """Run the health checks of the service."""
     results = await context.dependencies.run_health_checks()
     return HealthReportView(
         checks=tuple(HealthCheckView(name=r.name, ok=r.ok, text=r.text, remedy=r.remedy) for r in results)

@@ -80,48 +80,28 @@ class WebhookTestView(BaseView, frozen=True, kw_only=True):
 
 
 async def list_webhooks(context: RequestContext, call: HandlerCall) -> WebhooksView:
-    """List the webhooks and the state of their delivery.
-
-    Webhooks are in the order they were added, without secrets. The queries of URLs are hidden, since they may contain a
-    password.
-    """
+    """List the webhooks and the state of their delivery."""
     return WebhooksView(
         webhooks=tuple(WebhookView(**_webhook_fields(context, webhook)) for webhook in context.store.webhooks())
     )
 
 
 async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebhook) -> WebhookWithSecretView:
-    """Add a webhook; its secret is in this response only.
-
-    Messages are sent to it from now on and, with `from_start`, also about the history; the same URL may be added again.
-    Raises NotFound or Refused for an unknown or ambiguous name in `over`; Rejected for a bad URL, resource or secret,
-    an address that the service may not call (those of host names are only checked when it sends), or rollouts of a part
-    of the fleet; Refused if the receiver does not validate; and Unavailable if the store cannot be written. The history
-    gets an entry.
-    """
+    """Add a webhook; its secret is in this response only."""
     spec = WebhookSpec(**{**msgspec.structs.asdict(body), "over": _resolve_resource(context, body.over)})
     webhook = await context.control.webhooks.add(spec, who=context.caller_name)
     return WebhookWithSecretView(secret=webhook.secret, **_webhook_fields(context, webhook))
 
 
 async def remove_webhook(context: RequestContext, call: HandlerCall) -> WebhookView:
-    """Remove a webhook.
-
-    Nothing more is sent to the receiver. The path parameter `id` is the webhook's id, or a unique start of it of four
-    characters or more, ignoring letter case. Returns the removed webhook. Raises NotFound, Refused if several ids start
-    with it, or Unavailable if the store cannot be written. The history gets an entry.
-    """
+    """Remove a webhook."""
     view = WebhookView(**_webhook_fields(context, context.control.webhooks.find(call.path_params["id"])))
     await context.control.webhooks.remove(view.id, who=context.caller_name)
     return view
 
 
 async def test_webhook(context: RequestContext, call: HandlerCall) -> WebhookTestView:
-    """Send a test message to a webhook's receiver, and show its response.
-
-    The path parameter `id` is the webhook's id, or a unique start of it of four characters or more, ignoring letter
-    case. A failure is a result (`ok` is false), not an error. Raises NotFound, or Refused if several ids start with it.
-    """
+    """Send a test message to a webhook's receiver, and show its response."""
     webhook = context.control.webhooks.find(call.path_params["id"])
     result = await context.control.webhook_delivery.verification.send_test(webhook)
     return WebhookTestView(id=webhook.id, ok=result.ok, status=result.status, text=result.text)

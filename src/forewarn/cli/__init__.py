@@ -1,10 +1,9 @@
 """The `forewarn` command: one module per noun.
 
-A command parses its arguments, makes calls to the operator API (unix socket or HTTPS) or to a VM's endpoint, and
-prints the answer as text or, with --json, as JSON. Nothing here opens the database or decides about maintenance.
-A command's docstring is its help; what follows a form feed in it is for readers of the code, and click leaves it out.
-Start with `root_command` (which command is in which module), then `invocation`. This file imports the standard
-library only, so that it can say which extra is missing.
+A command parses its arguments, makes calls to the operator API (unix socket or HTTPS) or to a VM's endpoint, and prints
+the answer as text or, with --json, as JSON. Nothing here opens the database or decides about maintenance. A command's
+docstring is its help. Start with `root_command` (which command is in which module), then `invocation`. This file
+imports the standard library only, so that it can say which extra is missing.
 """
 
 from __future__ import annotations
@@ -20,11 +19,7 @@ MISSING_EXTRAS_MESSAGE = (
 
 
 def main() -> int:
-    """Run the `forewarn` command with the arguments of the process; raises SystemExit with its exit code.
-
-    Returns only if it cannot begin: 2, after a message, if click or rich is not installed; 130 after Ctrl-C while
-    modules are being loaded.
-    """
+    """Run the `forewarn` command with the arguments of the process; raises SystemExit with its exit code."""
     try:
         return _run_command()
     except KeyboardInterrupt:  # while the modules were still loading

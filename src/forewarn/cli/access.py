@@ -17,11 +17,7 @@ from forewarn.errors import Rejected
 
 @click.group()
 def client() -> None:
-    """Manage the clients: programs that sign in with their own secret.
-
-    \f
-    A group, which does nothing itself: its commands are `add`, `renew` and `remove`.
-    """
+    """Manage the clients: programs that sign in with their own secret."""
 
 
 def _secret_file_option(function: CommandFunction) -> CommandFunction:
@@ -39,15 +35,7 @@ def _secret_file_option(function: CommandFunction) -> CommandFunction:
 @_secret_file_option
 @service_command
 def add(call: Invocation, client_id: str | None, called: str, secret_file: Path | None) -> None:
-    """Create a client, and show its secret once. Without an ID the client gets a GUID.
-
-    \f
-    If `client_id` is None, the service makes a GUID. An id has at most 100 ASCII letters, digits, `.`, `_` and `-`, and
-    is stored in lower case. `called` is the display name. The secret is written to `secret_file` or, without one,
-    printed (even with --json); it cannot be shown again. The client has no role yet. Raises Refused if the id is taken;
-    Rejected for an invalid one and, before a client is created, if `secret_file` exists or its directory does not. If
-    writing the file fails after that, the client exists but its secret is lost: renew it.
-    """
+    """Create a client, and show its secret once. Without an ID the client gets a GUID."""
     if secret_file is not None and secret_file.exists():
         raise Rejected(f"{str(secret_file)!r} exists already and is not overwritten: give another --secret-file")
     _require_parent_directory(secret_file)
@@ -63,14 +51,7 @@ def add(call: Invocation, client_id: str | None, called: str, secret_file: Path 
 @_secret_file_option
 @service_command
 def renew(call: Invocation, client_id: str, secret_file: Path | None) -> None:
-    """Give a client a new secret; the old one is no longer valid.
-
-    \f
-    The letter case of `client_id` is ignored. The old secret, and the tokens and sessions that were obtained with it,
-    are invalid at once; roles stay. Writes the new secret to `secret_file`, replacing that file, else to the local
-    service's own secret file of this client if there is one, else prints it. Raises NotFound for an unknown client and,
-    before anything is changed, Rejected if the directory of `secret_file` does not exist.
-    """
+    """Give a client a new secret; the old one is no longer valid."""
     _require_parent_directory(secret_file)
     renewed = call.api.post("access", "clients", client_id, "secret")
     _print_secret(call, renewed, secret_file or _local_secret_file(call, renewed), "given a new secret")
@@ -80,12 +61,7 @@ def renew(call: Invocation, client_id: str, secret_file: Path | None) -> None:
 @click.argument("client_id", type=non_empty_name, metavar="ID", shell_complete=client_ids)
 @service_command
 def remove(call: Invocation, client_id: str) -> None:
-    """Remove a client, and its grants.
-
-    \f
-    The letter case of `client_id` is ignored. The client's secret, tokens and sessions are invalid at once. Prints how
-    many grants were removed with it or, with --json, what was removed. Does not ask for confirmation. Raises NotFound.
-    """
+    """Remove a client, and its grants."""
     removed = call.api.delete("access", "clients", client_id)
     if call.output.as_json:
         call.output.print_json(removed)
@@ -130,11 +106,7 @@ _NEEDS_ONE_OVER = (
 
 @click.group()
 def access() -> None:
-    """Show and change who may do what.
-
-    \f
-    A group, which does nothing itself: its commands are `show`, `grant`, `revoke` and the group `client`.
-    """
+    """Show and change who may do what."""
 
 
 access.add_command(client)
@@ -143,12 +115,7 @@ access.add_command(client)
 @access.command()
 @service_command
 def show(call: Invocation) -> None:
-    """Show clients and grants.
-
-    \f
-    Prints two tables: all clients, sorted by id and without secrets, and all grants, in the order they were added, or
-    sentences if there are none. With --json it prints the API's answer.
-    """
+    """Show clients and grants."""
     view = call.api.get("access")
     if call.output.as_json:
         call.output.print_json(view)
@@ -197,15 +164,6 @@ def grant(
     ScheduledEventContributor  view, and approve events
     Platform                   view, and operate hosts, rollouts, faults and the clock
     Administrator              everything
-
-    \f
-    The options name the grantee and the resource. `to_vm` and `over_vm` are a name, `group/name` or key; `over_vm` may
-    also name a uniform scale set or cloud service; `resource` is a resource id or such a name; `to_external` is the id
-    at the issuer, whose letter case counts; it is ignored in all others and in `role`. An option that is None was not
-    given. Prints the grant; an existing grant stays as it is. Raises Rejected unless exactly one grantee (`client_id`,
-    `to_vm`, `to_external`) and exactly one resource (the other options) is given, and for an availability set or
-    flexible scale set, on which a grant would apply to no VM; NotFound for an unknown name, Refused for an ambiguous
-    one.
     """
     to = _exactly_one(
         _NEEDS_ONE_TO,
@@ -241,12 +199,7 @@ def _exactly_one(message: str, *given: str | None) -> str:
 @click.argument("grant_id", type=non_empty_name, metavar="GRANT", shell_complete=grant_ids)
 @service_command
 def revoke(call: Invocation, grant_id: str) -> None:
-    """Revoke a granted role.
-
-    \f
-    `grant_id` is the grant's id, or a unique beginning of four characters or more. The role no longer counts from the
-    next call on. Prints what was revoked. Raises NotFound, or Refused if several ids begin with it.
-    """
+    """Revoke a granted role."""
     revoked = call.api.delete("access", "grants", grant_id)
     if call.output.as_json:
         call.output.print_json(revoked)

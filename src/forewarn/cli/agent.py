@@ -56,11 +56,7 @@ def _config_option(function: CommandFunction) -> CommandFunction:
 
 @click.group()
 def agent() -> None:
-    """Run the agent, which reacts to a VM's events, and show its state.
-
-    \f
-    A group, which does nothing itself: its commands are `run`, `check`, `status`, `explain` and `repair`.
-    """
+    """Run the agent, which reacts to a VM's events, and show its state."""
 
 
 @agent.command()
@@ -73,12 +69,6 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
     """Run the agent until it is stopped.
 
     It polls for events, takes the steps of its file, approves, and undoes the steps when the event is over.
-
-    \f
-    Checks the file (raises InvalidFile), then replaces this process with `python -m forewarn.agent`. With `dry_run`
-    this process stays, and only prints what the agent would do for each new document until it is interrupted (with
-    `once`, for one document); it raises Unavailable, NotFound or Rejected if the endpoint fails. If `endpoint` is None,
-    it comes from the file or the environment, or is discovered.
     """
     config = _read_agent_config(file)
     if dry_run:
@@ -116,9 +106,6 @@ def check(call: Invocation, named: Path | None, file: Path) -> None:
     """Check the agent's file, and show when its steps would start.
 
     For each rule, shows its steps with a notice of 15 minutes, 30 seconds and 7 days.
-
-    \f
-    `named`, else `file`, is checked. Raises InvalidFile with its problems, Rejected if it cannot be read.
     """
     file = named or file
     config = _read_agent_config(file)
@@ -136,10 +123,6 @@ def status(call: Invocation, file: Path, at: str | None) -> None:
     """Show the agent's status and events.
 
     Asks the running agent, or reads its journal if none is running.
-
-    \f
-    With `at` asks the agent there, and reads neither `file` nor the journal; raises Unavailable if it does not answer.
-    Raises Rejected if something else answers, or if the journal cannot be read; InvalidFile for a wrong `file`.
     """
     state = _agent_state(None if at else _read_agent_config(file), at)
     if call.output.as_json:
@@ -156,10 +139,6 @@ def explain(call: Invocation, event: str, file: Path) -> None:
     """Explain what the agent did for an event, when and why.
 
     Reads the agent's journal. EVENT is an event's id, or the first four or more characters of it.
-
-    \f
-    Prints one explanation for each time the event appeared, oldest first. Raises NotFound if no event begins so;
-    Rejected for several, for fewer than 4 characters, and for an unreadable journal; InvalidFile for a wrong `file`.
     """
     explanations = _event_explanations(_read_agent_config(file), event)
     if call.output.as_json:
@@ -177,10 +156,6 @@ def repair(call: Invocation, file: Path) -> None:
 
     Keeps everything that can be read, and the damaged file beside the new one. Stop the agent first. A journal that is
     not damaged is not changed.
-
-    \f
-    Prints what was kept and lost. Raises Rejected if an agent uses the journal, or it is missing or unreadable;
-    Unavailable if it cannot be written; InvalidFile for a wrong `file`.
     """
     config = _read_agent_config(file)
     done = repair_journal(config.journal_path, config.step_folders, read_real_time())
@@ -191,10 +166,6 @@ def repair(call: Invocation, file: Path) -> None:
 
 
 def _repair_document(done: JournalRepair) -> JsonObject:
-    """The JSON answer of `agent repair`: whether it repaired anything, what it kept and what is lost.
-
-    Keys: `repaired`; `damaged_copy` and `step_folders`, paths or None; `kept`, keys of events; `unreadable`, texts.
-    """
     return {
         "repaired": done.damaged_copy is not None,
         "damaged_copy": None if done.damaged_copy is None else str(done.damaged_copy),
@@ -220,10 +191,6 @@ def _print_repair(call: Invocation, journal: Path, done: JournalRepair) -> None:
 
 
 def _read_agent_config(file: Path) -> AgentConfig:
-    """Read and check the agent's file; raises InvalidFile with all its problems and the file's name.
-
-    Raises Rejected if it cannot be read or is not UTF-8.
-    """
     try:
         return load_config(file)
     except BadConfig as error:
@@ -240,12 +207,7 @@ _MIN_ID_PREFIX = 4
 
 
 def _agent_state(config: AgentConfig | None, at: str | None) -> JsonObject:
-    """The agent's state: from the agent that listens at `at` or as configured, else from its journal.
-
-    The JSON object of the agent's page /state, plus `running` (an agent answers or has its journal open) and `unheard`
-    (the state comes from the journal). Raises Unavailable if no agent answers and there is no configuration, hence no
-    journal; Rejected if something else answers, the address is invalid, or the journal cannot be read.
-    """
+    """The agent's state: from the agent that listens at `at` or as configured, else from its journal."""
     address = at or (config.listen if config else "")
     state = _state_from_agent(address) if address else None
     if state is not None:
@@ -300,12 +262,7 @@ def _state_from_journal(config: AgentConfig) -> JsonObject:
 
 
 def _event_explanations(config: AgentConfig, id_prefix: str) -> list[JsonObject]:
-    """Return what the agent did, by its journal, for the event whose id begins with `id_prefix`.
-
-    There is one explanation for each time the event appeared, oldest first: an object with `title`, `lines` (each with
-    `at`, `text` and `detail`) and `now`, the current state in words. Letter case is ignored. Raises NotFound if no id
-    begins with the prefix; Rejected if several do, if it has fewer than 4 characters, or if the journal cannot be read.
-    """
+    """Return what the agent did, by its journal, for the event whose id begins with `id_prefix`."""
     rules = {rule.name: rule for rule in config.rules}
     is_running = is_journal_locked(config.journal_path)
     records = _find_records(config, id_prefix)
@@ -337,11 +294,6 @@ _EVENT_HEADERS = ("event", "kind", "status", "VMs", "not before", "rule", "now")
 
 
 def _plan_document(file: str, config: AgentConfig) -> JsonObject:
-    """The JSON answer of `agent check`: rules, steps, and when each step starts with the sample notices.
-
-    Keys: `file`; `steps`, all names; `rules`, each with its `name`, `for`, `approve` and `steps`, of which `begins`
-    says in words, by notice, when the step starts.
-    """
     return {"file": file, "steps": list(config.steps), "rules": [_rule_document(rule) for rule in config.rules]}
 
 
@@ -360,10 +312,6 @@ def _rule_document(rule: RuleConfig) -> JsonObject:
 
 
 def _print_plan(call: Invocation, file: str, config: AgentConfig) -> None:
-    """Print the answer of `agent check` as text: the counts, then for each rule a table of its steps.
-
-    A row has the step's name, what it uses, its budget, and when it starts with each of SAMPLE_NOTICES_S.
-    """
     call.output.print_line(
         f"{file} is valid: {count_noun(len(config.rules), 'rule')}, {count_noun(len(config.steps), 'step')}."
     )
@@ -399,10 +347,6 @@ def _rule_bounds(rule: RuleConfig) -> Iterator[str]:
 
 
 def _dry_run_document(dry_run: DryRun) -> JsonObject:
-    """The JSON form of what the agent would do for one event.
-
-    Keys: `event` (only its id), `kind`, `rule`, `title`, `steps` and `approval` as in DryRun.
-    """
     return {**asdict(dry_run), "event": dry_run.event.id, "kind": dry_run.event.kind}
 
 
@@ -417,10 +361,6 @@ def _print_dry_runs(call: Invocation, vm: str, dry_runs: Sequence[DryRun]) -> No
 
 
 def _print_agent_state(call: Invocation, state: JsonObject) -> None:
-    """Print the state that `_agent_state` returned as text: facts, then a table of the events under way.
-
-    A sentence instead of the table if there are none.
-    """
     call.output.print_facts(_state_facts(state))
     if not state["events"]:
         call.output.print_line("No event is under way.")
@@ -486,10 +426,6 @@ def _step_phase_name(step: str, phase: str) -> str:
 
 
 def _print_explanation(call: Invocation, explanation: JsonObject) -> None:
-    """Print one of the explanations that `_event_explanations` returned as text.
-
-    Its title, each line with its local time and below it the detail, then what is now.
-    """
     call.output.print_line(bold(explanation["title"]))
     lines: list[dict[str, Any]] = list(explanation["lines"])
     times = clock_times((line["at"] for line in lines), lines[-1]["at"] if lines else 0.0)

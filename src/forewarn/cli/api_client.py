@@ -33,25 +33,18 @@ QueryParameters = Mapping[str, object]  # parameters whose value is None are not
 
 
 class ServiceNotRunning(Unavailable):
-    """No service answers on the socket of the data directory, or the socket belongs to another user.
-
-    `LocalTransport` raises it. Exit code 3.
-    """
+    """No service answers on the socket of the data directory, or the socket belongs to another user. Exit code 3."""
 
 
 class ServiceFailure(ForewarnError):
-    """The service failed: an answer with an unknown error code, or no JSON object, or no successful start.
-
-    The caller cannot fix it. Exit code 1.
-    """
+    """The service failed, and the caller cannot fix it. Exit code 1."""
 
 
 class InvalidFile(Rejected):
     """A user's file, such as a fleet file or agent file, is invalid; the error has all its problems.
 
-    Each problem is an object with the keys `what`, `remedy` and `line` (from 1; None or missing if it has no line).
-    `message` is the sentence for people, `code` the error's code in the API. `file_name` is "the file" at first; the
-    command that knows the name sets it. Exit code 2; the command prints `problem_lines` instead of the message.
+    `file_name` is "the file" at first; the command that knows the name sets it. Exit code 2; the command prints
+    `problem_lines` instead of the message.
     """
 
     def __init__(self, message: str, problems: list[JsonObject], code: str = "Rejected") -> None:
@@ -61,11 +54,7 @@ class InvalidFile(Rejected):
         self.file_name = "the file"
 
     def problem_lines(self) -> list[str]:
-        """Return one line of text per problem, `FILE:LINE: what: remedy`, so that editors can jump to it.
-
-        The lines are in the order of `problems`. FILE is `file_name`; without a line number the form is `FILE: what:
-        remedy`.
-        """
+        """Return one line of text per problem, `FILE:LINE: what: remedy`, so that editors can jump to it."""
         return [
             f"{self._problem_location(problem)}: {problem['what']}: {problem['remedy']}" for problem in self.problems
         ]
@@ -75,10 +64,7 @@ class InvalidFile(Rejected):
 
 
 class TooManyRequests(Unavailable):
-    """The service answered 429: this caller has too many connections open, so try again in a moment.
-
-    ApiClient raises it. Exit code 3.
-    """
+    """The service answered 429: this caller has too many connections open. Exit code 3."""
 
 
 _ERROR_CLASSES: dict[str, type[ForewarnError]] = {
@@ -94,21 +80,14 @@ _ERROR_CLASSES: dict[str, type[ForewarnError]] = {
 
 
 def error_code(error: ForewarnError) -> str:
-    """Return the API's code for an error, such as `NotFound`, for the JSON that is printed.
-
-    It is the name of the error's class, or of its nearest base class that has a code, else `Internal`; an InvalidFile
-    has its own `code`.
-    """
+    """Return the API's code for an error, such as `NotFound`, for the JSON that is printed."""
     if isinstance(error, InvalidFile):
         return error.code
     return next((code for code, kind in reversed(_ERROR_CLASSES.items()) if isinstance(error, kind)), "Internal")
 
 
 def named_error(code: str, message: str) -> ForewarnError:
-    """Return (do not raise) an error with this message, of the class that has this code of the API.
-
-    The letter case of the code, such as `NotFound`, counts. An unknown code becomes a ServiceFailure.
-    """
+    """Return (do not raise) an error with this message, of the class that has this code of the API."""
     return _ERROR_CLASSES.get(code, ServiceFailure)(message)
 
 
@@ -121,11 +100,7 @@ class HttpAnswer(NamedTuple):
 
 
 class Transport(Protocol):
-    """How an ApiClient reaches one service: over its unix socket (local) or over HTTPS (remote).
-
-    An implementation has `location`, which says in messages where the service is, and `send`, which sends one request
-    and returns the answer, even one with an error status; it raises if no answer comes.
-    """
+    """How an ApiClient reaches one service: over its unix socket (local) or over HTTPS (remote)."""
 
     @property
     def location(self) -> str:
@@ -134,12 +109,9 @@ class Transport(Protocol):
     def send(
         self, method: str, target: str, payload: bytes | None, timeout_s: float, headers: Mapping[str, str]
     ) -> HttpAnswer:
-        """Send one request and wait; returns status, body and time of the answer, also of one with an error.
+        """Send one request and wait; returns status, body and time of the answer, even of one with an error.
 
-        `method` is that of HTTP, `target` the path with query, `payload` the JSON body (None: no body). Raises
-        TimeoutError if the server is silent for `timeout_s` seconds of real time, which limits each step (connecting,
-        each read), not the whole call; OSError or HTTPException if the connection fails; a ForewarnError if no service
-        runs there, the caller may not connect to it, or signing in fails.
+        `timeout_s` limits each step (connecting, each read), not the whole call.
         """
 
 
@@ -165,37 +137,21 @@ class ApiClient:
         return self._transport.location
 
     def get(self, *path: str, query: QueryParameters | None = None, timeout_s: float = TIMEOUT_S) -> JsonObject:
-        """GET the resource at these path segments below /forewarn/v1; returns the JSON object of the answer.
-
-        Each segment is quoted whole. Parameters of `query` that are None are not sent. Raises Unavailable if the
-        service cannot be reached or is silent for `timeout_s` seconds of real time, Rejected for a blank segment, else
-        the error class of the answer's code (`named_error`); InvalidFile if the answer lists problems.
-        """
+        """GET the resource at these path segments below /forewarn/v1; returns the JSON object of the answer."""
         return self._call("GET", _request_target(path, query or {}), timeout_s=timeout_s)
 
     def post(self, *path: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S) -> JsonObject:
-        """POST a JSON body, {} if None, to these path segments below /forewarn/v1; returns the answer.
-
-        Each segment is quoted whole. Raises Unavailable if the service cannot be reached or is silent for `timeout_s`
-        seconds of real time, Rejected for a blank segment, else the error class of the answer's code (`named_error`);
-        InvalidFile if the answer lists problems.
-        """
+        """POST a JSON body, {} if None, to these path segments below /forewarn/v1; returns the answer."""
         return self._call("POST", _request_target(path, {}), body or {}, timeout_s=timeout_s)
 
     def delete(self, *path: str) -> JsonObject:
-        """DELETE the resource at these path segments below /forewarn/v1, each of which is quoted whole.
-
-        Returns the API's view of what was deleted. Raises Unavailable if the service cannot be reached or is silent for
-        TIMEOUT_S, Rejected for a blank segment, else the error class of the answer's code, such as NotFound.
-        """
+        """DELETE the resource at these path segments below /forewarn/v1, each of which is quoted whole."""
         return self._call("DELETE", _request_target(path, {}))
 
     def now(self) -> float:
         """Return the service's (lab) time in seconds since 1970, as of its last answer to this client.
 
-        The value does not advance between answers; a lab's time differs from this machine's. If no answer has told the
-        time yet, asks the service (GET clock); raises Unavailable if it cannot be reached, or the error that it
-        answers.
+        The value does not advance between answers; a lab's time differs from this machine's.
         """
         return self._now if self._now is not None else float(self.get("clock")["now"])
 
@@ -229,13 +185,7 @@ class ApiClient:
 def send_request(
     connection: http.client.HTTPConnection, method: str, target: str, payload: bytes | None, headers: Mapping[str, str]
 ) -> HttpAnswer:
-    """Open the connection, send one request as the CLI, close it, and return the answer, of any status.
-
-    `method` is the HTTP method, `target` the path with query, `payload` the body (None for none). `headers` are added
-    to, or replace, Forewarn-Surface and, with a `payload`, the Content-Type of JSON. Raises OSError or HTTPException if
-    the connection fails, TimeoutError (an OSError) after the connection's own timeout, and the errors of the
-    connection's own `connect`.
-    """
+    """Open the connection, send one request as the CLI, close it, and return the answer, of any status."""
     try:
         connection.connect()
         content_type = {} if payload is None else {"Content-Type": "application/json"}

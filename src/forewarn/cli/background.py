@@ -62,11 +62,7 @@ class _DetachedService:
 
 
 def child_arguments(ctx: click.Context) -> tuple[str, ...]:
-    """Return the options of `up` that the user typed, with their values, as arguments for another process.
-
-    They are in the order in which the command declares them, without --data, --json, --detach and --wait-ready. Values
-    from the environment are left out, because the other process inherits it. `ctx` is the context of `up`.
-    """
+    """Return the options of `up` that the user typed, with their values, as arguments for another process."""
     arguments: list[str] = []
     for option in ctx.command.params:
         name = option.name or ""
@@ -85,12 +81,8 @@ def child_arguments(ctx: click.Context) -> tuple[str, ...]:
 def start_detached(call: Invocation, data: Path, arguments: tuple[str, ...], *, wait_ready: bool) -> None:
     """Start a lab in the background, and print its process id or, with `wait_ready`, its addresses.
 
-    `data` is its data directory, created if missing; `arguments` are options of `up`, with paths relative to the
-    current directory. The lab writes its messages to `service.log` in `data`. Returns once the lab has locked the
-    directory or, with `wait_ready`, once it serves. If a lab already runs or starts there, it starts none, waits until
-    that lab answers, and prints its addresses. Raises ServiceFailure, with the end of the log, if the lab ends during
-    its start; Unavailable if it is not ready within two minutes (it goes on starting, unless it has not even locked the
-    directory); Refused if the running service is not a lab; Rejected if `data` cannot be used.
+    Returns once the lab has locked the directory or, with `wait_ready`, once it serves. If a lab already runs or starts
+    there, it waits until that lab answers.
     """
     with _sole_starter(call, data):
         pid = running_pid(data)
@@ -114,10 +106,6 @@ def start_detached(call: Invocation, data: Path, arguments: tuple[str, ...], *, 
 
 
 def _print_running(call: Invocation, data: Path, pid: int) -> None:
-    """Print the addresses of the lab that runs in the directory, once it serves.
-
-    Raises Refused if it is not a lab, and Unavailable if it does not answer.
-    """
     api = ApiClient(LocalTransport(data))
     with call.output.stderr.status("waiting for the lab that is starting …"):
         if not _wait_until(lambda: _answers(api) or running_pid(data) != pid, _START_TIMEOUT_S):
@@ -155,8 +143,7 @@ def _still_starting(pid: int, timeout_s: float) -> Unavailable:
 def _sole_starter(call: Invocation, data: Path) -> Iterator[None]:
     """Let no other command start a background service in this data directory; creates it if needed.
 
-    Waits for one that is starting a service. Raises Unavailable if that takes too long, Rejected if the directory
-    cannot be used. The lock ends with this process; it is on a descriptor that the service does not inherit.
+    The lock ends with this process; it is on a descriptor that the service does not inherit.
     """
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -186,7 +173,7 @@ def _start(data: Path, arguments: tuple[str, ...], directory: Path, *, reads_ans
     """Start a service, and return once it has locked its data directory or has ended.
 
     `detached.json` is written only if it has the lock, so that the file never names a process that another service kept
-    from starting. The caller must be the `_sole_starter`. If it is interrupted, the service is stopped.
+    from starting.
     """
     log = os.open(data / _LOG_FILE, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
     # -P: modules in the current directory must not replace ours.
@@ -260,12 +247,6 @@ def down(call: Invocation, timeout_s: float) -> None:
     \b
     forewarn down
     forewarn down --data /tmp/lab
-
-    \f
-    Stops the service that uses the data directory, even one that runs in a terminal, with SIGTERM, and waits until it
-    has ended. Succeeds if none runs. Prints its process id, the number of pending events, and which programs in VMs
-    still run, because they are not ended. Raises Refused if the service belongs to another user, Unavailable if it
-    still runs after `timeout_s` seconds of real time.
     """
     pid = running_pid(call.data)
     pending = stop_service(call, pid, timeout_s) if pid is not None else None
@@ -290,13 +271,6 @@ def reset(call: Invocation, yes: bool) -> None:
 
     \b
     forewarn reset --yes
-
-    \f
-    Deletes the store, the simulated hypervisor's record of what it did, and the files of namespace VMs, and ends
-    programs in VMs. A lab that `up --detach` started is stopped, and started again with the same options. Asks first
-    unless `yes`; changes nothing if the user says no. Raises Refused for a production store, or if a lab runs in a
-    terminal; Rejected if there is no terminal to ask on; Unavailable if something does not end; ServiceFailure if the
-    lab does not start again. After an error the lab may be stopped, or wiped and stopped.
     """
     with require_server_extra("reset"):
         from forewarn.service.data_directory import DataDirectory
@@ -354,12 +328,6 @@ def status(call: Invocation) -> None:
     \b
     forewarn status
     forewarn status --json
-
-    \f
-    Prints version, fleet, hypervisor, pending events, addresses, process and data directory or, with --json, the API's
-    view; a remote caller who may not see everything gets only the version. Raises ServiceNotRunning, exit code 3, if no
-    local service answers; Unavailable, also 3, if the local one is starting or stopping or a remote one cannot be
-    reached.
     """
     try:
         info = call.api.get("service")
@@ -371,23 +339,14 @@ def status(call: Invocation) -> None:
 
 
 def running_pid(data: Path) -> int | None:
-    """Return the process id of the service that has locked this data directory; None if none has.
-
-    The service may still be starting, or be stopping. Also returns None if it has not written its process id yet.
-    Raises Rejected without the [server] extra.
-    """
+    """Return the process id of the service that has locked this data directory; None if none has."""
     with require_server_extra("up"):
         from forewarn.service.data_directory import running_service_pid
     return running_service_pid(data)
 
 
 def stop_service(call: Invocation, pid: int, timeout_s: float) -> int | None:
-    """Stop the service of `call.data` with SIGTERM, wait for its end, and return its pending events.
-
-    `pid` is its process id. The result is the number of events that were pending before, or None if the service could
-    not be asked. Returns at once if the process is gone already. Raises Refused if it belongs to another user,
-    Unavailable if it still runs after `timeout_s` seconds of real time.
-    """
+    """Stop the service of `call.data` with SIGTERM, wait for its end, and return its pending events."""
     try:
         pending: int | None = call.api.get("service")["counts"]["events"]
     except ForewarnError:

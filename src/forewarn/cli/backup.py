@@ -19,11 +19,6 @@ def backup(call: Invocation, file: Path) -> None:
     """Copy the running service's store to a new file.
 
     The service writes the file on its own machine.
-
-    \f
-    A relative `file` is in this directory; for a remote service it must be absolute, or Rejected is raised. Waits for
-    an hour at most, and prints the path and size. Raises Refused if the file exists, Rejected if its directory does
-    not, Unavailable if it cannot be written.
     """
     answer = call.api.post("backup", body={"path": _path_for_service(call, file)}, timeout_s=_TIMEOUT_S)
     if call.output.as_json:
@@ -57,12 +52,6 @@ def restore(call: Invocation, file: Path, change_purpose: bool) -> None:
     The old store is moved aside, never deleted. Every scope gets a new epoch, and DocumentIncarnation continues above
     every number that VMs may have seen. A backup of a lab does not replace a production store, nor the
     reverse, without --change-purpose.
-
-    \f
-    Replaces the store in the data directory, if there is one, with the backup `file`; with `change_purpose`, even a
-    store of the other purpose (lab or production). Prints where the old store is now, if there was one. Does not ask
-    for confirmation, and starts no service. Raises Refused if a service runs in the data directory, or if the purposes
-    differ without `change_purpose`; Rejected if the file is not a backup.
     """
     with require_server_extra("restore"):
         from forewarn.clock import read_real_time

@@ -17,11 +17,7 @@ _MAX_ROWS = 20  # groups of one budget in a table
 
 @click.group()
 def budget() -> None:
-    """Limit how many VMs may be out of service at once.
-
-    \f
-    A group, which does nothing itself: its commands are `set`, `list` and `remove`.
-    """
+    """Limit how many VMs may be out of service at once."""
 
 
 @budget.command("set")
@@ -41,15 +37,6 @@ def set_budget(call: Invocation, name: str, at_most: str, per: str, location: st
     """Set a budget, in place of one of the same name.
 
     Rollouts publish no more events than the budget allows. A share is rounded down, but is at least one VM.
-
-    \f
-    The budget limits the VMs that are out of service at once, for any cause, or have an event of a rollout; only
-    rollouts wait for it. Names are compared ignoring letter case. `at_most` is a number of VMs, or a percentage of each
-    group with `%`. `per` says which VMs are counted together, each group with its own limit; `location` and `tag` ("":
-    all) which are counted at all. Events that are published stay. Prints the budget and its use. Raises Rejected for
-    anything that is wrong with it: a name with other characters than letters, digits, `-`, `_` and `.`, or over 60 of
-    them, a limit of 0 or a percentage that is not whole or over 100, a location or tag that no VM has, and more than
-    100 budgets.
     """
     max_vms, max_percent = parse_limit(at_most)
     body: JsonObject = {"name": name, "max_vms": max_vms, "max_percent": max_percent}
@@ -65,12 +52,7 @@ def set_budget(call: Invocation, name: str, at_most: str, per: str, location: st
 @budget.command("list")
 @service_command
 def list_budgets(call: Invocation) -> None:
-    """Show the budgets, and how much of each is used.
-
-    \f
-    Sorted by name; of each budget up to 20 groups, those with most VMs out first. With --json all that the service
-    returns. Prints a sentence if there are none.
-    """
+    """Show the budgets, and how much of each is used."""
     view = call.api.get("budgets")
     if call.output.as_json:
         call.output.print_json(view)
@@ -84,11 +66,7 @@ def list_budgets(call: Invocation) -> None:
 @click.argument("name", metavar="NAME")
 @service_command
 def remove_budget(call: Invocation, name: str) -> None:
-    """Remove a budget; rollouts that waited for it go on.
-
-    \f
-    The letter case of `name` is ignored. Prints a sentence or, with --json, the removed budget. Raises NotFound.
-    """
+    """Remove a budget; rollouts that waited for it go on."""
     view = call.api.delete("budgets", name)
     if call.output.as_json:
         call.output.print_json(view)

@@ -20,13 +20,7 @@ _STDOUT = "-"
 @click.group(invoke_without_command=True)
 @local_command
 def ca(call: Invocation) -> None:
-    """Show the CA of the service's HTTPS certificate, or export it.
-
-    \f
-    Without a subcommand it prints the path, SHA-256 fingerprint and end of validity of the CA in the data directory,
-    and the names of the server's certificate; with one it does nothing itself. It only reads files, so no service needs
-    to run. Raises NotFound without a CA, Rejected if it cannot be read.
-    """
+    """Show the CA of the service's HTTPS certificate, or export it."""
     if click.get_current_context().invoked_subcommand is not None:
         return
     _read_ca(call)
@@ -55,13 +49,7 @@ def ca(call: Invocation) -> None:
 @click.argument("file", default=_STDOUT, metavar="[FILE]")
 @local_command
 def export(call: Invocation, file: str) -> None:
-    """Write the CA's certificate to a file, or to standard output.
-
-    \f
-    `file` is "-" for standard output. An existing file is never replaced, but is no error if it has the same content.
-    Only the certificate is written, never the key. With --json the certificate is also printed, as `pem`. Raises
-    NotFound without a CA, Rejected if the file exists with other content or cannot be written.
-    """
+    """Write the CA's certificate to a file, or to standard output."""
     pem = _read_ca(call)
     if file != _STDOUT:
         _write_ca(Path(file).expanduser(), pem)

@@ -16,9 +16,6 @@ def cluster() -> None:
 
     \b
     forewarn cluster init /etc/forewarn/secrets
-
-    \f
-    A group, which does nothing itself: its commands are `init` and `add-host`.
     """
 
 
@@ -35,11 +32,6 @@ def init(call: Invocation, directory: Path, hosts: tuple[str, ...]) -> None:
 
     \b
     forewarn cluster init /etc/forewarn/secrets --host h1 --host h2
-
-    \f
-    `hosts` are names of hosts (() for none), each of which gets credentials for NATS. Creates the directory; starts
-    nothing, and calls no service. Prints the paths of what it made, never a secret. Raises Refused if the directory has
-    files, Rejected or Unavailable if it cannot be written.
     """
     with require_server_extra("cluster init"):
         from forewarn.service.cluster_secrets import create_cluster_secrets
@@ -83,12 +75,6 @@ def add_host(call: Invocation, directory: Path, hosts: tuple[str, ...]) -> None:
 
     \b
     forewarn cluster add-host /etc/forewarn/secrets h7
-
-    \f
-    `directory` must be one that `cluster init` made; in any other it makes new credentials for control nodes, which no
-    cluster knows. `hosts` are names of hosts. Existing credentials stay valid. Prints the credentials file of each new
-    host. Raises Refused, and writes nothing, if a host already has one; Rejected or Unavailable if a file cannot be
-    read or written, perhaps after some were written.
     """
     with require_server_extra("cluster add-host"):
         from forewarn.service.nats_config import host_credentials_path, write_nats_config

@@ -109,9 +109,6 @@ def completion(call: Invocation, shell: str) -> None:
     bash   eval "$(forewarn completion bash)"       in ~/.bashrc
     zsh    eval "$(forewarn completion zsh)"        in ~/.zshrc
     fish   forewarn completion fish | source        in ~/.config/fish/config.fish
-
-    \f
-    Calls no service. With --json prints an object with `shell` and `script`.
     """
     found = get_completion_class(shell)
     assert found is not None

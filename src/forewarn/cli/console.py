@@ -19,11 +19,7 @@ _BACKLOG_BYTES = 4096
 
 
 def read_backlog(log: Path, limit: int = _BACKLOG_BYTES) -> bytes:
-    """Return the end of a guest's console log, from the beginning of a line, up to `limit` bytes.
-
-    Returns the whole log if it is not longer. The last line may be unfinished. Returns b"" if the log cannot be read,
-    or if its last line alone is longer than `limit`.
-    """
+    """Return the end of a guest's console log, from the beginning of a line, up to `limit` bytes."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -37,10 +33,8 @@ def read_backlog(log: Path, limit: int = _BACKLOG_BYTES) -> bytes:
 def attach(path: Path, vm: str, *, on_connected: Callable[[], None] = lambda: None) -> None:
     """Connect this terminal to the console at the unix socket `path` until Ctrl-], or until it closes.
 
-    Blocks. What the guest writes goes to stdout; every other key, even Ctrl-C, goes to the guest. The terminal's mode
-    is restored at the end. Input that is not a terminal is sent up to its end, which also ends the connection. `vm` is
-    named in messages. `on_connected` is called once it is connected. Raises Rejected if there is no such socket,
-    Unavailable if nothing answers, and OSError if the connection breaks.
+    Every other key, even Ctrl-C, goes to the guest. Input that is not a terminal is sent up to its end, which also ends
+    the connection.
     """
     with socket.socket(socket.AF_UNIX) as console:
         try:

@@ -26,10 +26,6 @@ def list_nodes(call: Invocation) -> None:
 
     \b
     forewarn node list
-
-    \f
-    Prints a table with a row per node, sorted by name, then for each node with a problem a line that says what to do;
-    or a sentence if the service runs alone. With --json it prints the API's view.
     """
     view = call.api.get("nodes")
     if call.output.as_json:
@@ -61,11 +57,6 @@ def show_node(call: Invocation, name: str) -> None:
 
     \b
     forewarn node show c2
-
-    \f
-    The letter case of `name` is ignored. Prints the node's role, URL and version, how many groups of writes its copy of
-    the record (PostgreSQL) lacks, and when it was last seen. Raises NotFound for an unknown name, and always if the
-    service runs alone.
     """
     node = call.api.get("nodes", name)
     if call.output.as_json:
@@ -93,11 +84,6 @@ def resign_node(call: Invocation) -> None:
 
     \b
     forewarn node resign
-
-    \f
-    Sends the request, waits until another node is active, and prints which. Raises Refused if the service runs alone or
-    no other node can take over; Unavailable if the active node has given up control but none is active after 15 seconds
-    of real time.
     """
     before = call.api.post("nodes", "resign")
     after = _next_active(call, before["term"])

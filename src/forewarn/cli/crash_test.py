@@ -145,13 +145,7 @@ def crash_test(ctx: click.Context, /, **options: Any) -> None:
 @json_option
 @click.pass_obj
 def list_(call: Invocation, profile: str | None) -> None:
-    """Show all cases.
-
-    \f
-    Prints a table of the built-in cases in the order in which they run, only those of `profile` unless it is None: id,
-    what happens, the severity of a failure, and profiles. With --json it also prints reasons and demands. Case files
-    are not read.
-    """
+    """Show all cases."""
     from forewarn.crash_test.cases import ALL_CASES
 
     cases = [case for case in ALL_CASES if profile is None or profile in case.profiles]
@@ -167,12 +161,7 @@ def list_(call: Invocation, profile: str | None) -> None:
 @json_option
 @click.pass_obj
 def explain(call: Invocation, case_id: str) -> None:
-    """Show what a case does, why, and what it demands.
-
-    \f
-    `case_id` is the exact id of a built-in case. Prints its title, reason, demands, severity and sources, and runs
-    nothing. Raises Rejected, with the most similar ids, if there is no such case.
-    """
+    """Show what a case does, why, and what it demands."""
     from forewarn.crash_test.cases import find_case
 
     case = find_case(case_id)
@@ -195,13 +184,7 @@ def explain(call: Invocation, case_id: str) -> None:
 @click.option("--ask", is_flag=True, help="Ask what the handler does.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write this new file instead.")
 def claims(profile: str, ask: bool, output: Path | None) -> None:
-    """Print a claims file, with defaults or your answers.
-
-    \f
-    The file is TOML. Its claims are the defaults of `profile`; with `ask`, what the user answers on the terminal.
-    `output` None: prints it; else writes that file only. Raises Rejected if `output` exists or cannot be written, and
-    for `ask` without a terminal.
-    """
+    """Print a claims file, with defaults or your answers."""
     with require_server_extra("crash-test claims"):
         from forewarn.cli.crash_test_claims import ask_for_claims, write_new_file
         from forewarn.crash_test.claims import HandlerProfile, claims_template
@@ -219,12 +202,7 @@ def claims(profile: str, ask: bool, output: Path | None) -> None:
 @click.option("--recorded", is_flag=True, help="Run nothing: judge again what was recorded.")
 @click.pass_context
 def replay(ctx: click.Context, result_file: Path, case_id: str, recorded: bool) -> None:
-    """Run one case of an earlier result again, with all its options.
-
-    \f
-    `result_file` is the file of --json of that run, `case_id` the exact id of a case in it. With `recorded` nothing
-    runs: the case, as it is defined now, judges what was recorded. Prints the result, and writes no files.
-    """
+    """Run one case of an earlier result again, with all its options."""
     with require_server_extra("crash-test replay"):
         from forewarn.cli.crash_test_run import ReportFiles, find_case_of_result, plan_replay, report_result, run_plan
         from forewarn.crash_test.preflight import require_handler

@@ -19,11 +19,7 @@ from forewarn.errors import Rejected
 
 
 def ask_for_claims(profile: HandlerProfile) -> str:
-    """Ask on the terminal what the handler does, and return the text of its claims file (TOML).
-
-    Writes no file. Enter accepts the default of the profile; an invalid answer is asked for again. Questions go to
-    stderr. Raises Rejected if stdin is not a terminal, and click.Abort at Ctrl-C or Ctrl-D.
-    """
+    """Ask on the terminal what the handler does, and return the text of its claims file (TOML)."""
     if not sys.stdin.isatty():
         raise Rejected("--ask needs a terminal: leave it out, and edit the claims file that the command prints")
     default = DEFAULT_CLAIMS[profile]
@@ -40,10 +36,7 @@ def ask_for_claims(profile: HandlerProfile) -> str:
 
 
 def write_new_file(path: Path, text: str) -> None:
-    """Write `text` to a new UTF-8 file; never replaces one.
-
-    Its directory must exist. Raises Rejected if the file exists or cannot be written.
-    """
+    """Write `text` to a new UTF-8 file; never replaces one."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

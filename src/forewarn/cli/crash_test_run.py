@@ -53,11 +53,7 @@ class ReportFiles:
         return self.json == _STDOUT
 
     def require_writable(self) -> None:
-        """Raise Rejected unless every given file can be written, and all are different; write none.
-
-        The directory of each must exist. A `json` of `-`, devices and pipes are not checked. The message names the
-        option.
-        """
+        """Raise Rejected unless every given file can be written, and all are different; write none."""
         from forewarn.crash_test.preflight import require_writable
 
         seen: dict[Path, str] = {}
@@ -73,11 +69,7 @@ class ReportFiles:
 
 
 def load_known_cases(files: Sequence[Path]) -> tuple[Case, ...]:
-    """Return the built-in cases, then those of the user's case files, in the order of the files.
-
-    Runs the files, which are Python, in this process. Raises Rejected if one cannot be run or has no list of cases, and
-    for an id that is wrong or that two cases have.
-    """
+    """Return the built-in cases, then those of the user's case files, in the order of the files."""
     from forewarn.crash_test.case_files import load_case_file
     from forewarn.crash_test.preflight import combine_cases
 
@@ -85,13 +77,7 @@ def load_known_cases(files: Sequence[Path]) -> tuple[Case, ...]:
 
 
 def make_plan(handler: tuple[str, ...], known: Sequence[Case], options: Mapping[str, Any]) -> CrashTestPlan:
-    """Check the options and return what to run; starts nothing.
-
-    `handler` is the command after `--`, () with --attach; `known` are all cases, of which the profile and --only (exact
-    ids and areas) select some; `options` has the values of the command's options, by the names of its parameters.
-    Raises Rejected for a handler, case, name or claims file that cannot be used, and for options that exclude each
-    other.
-    """
+    """Check the options and return what to run; starts nothing."""
     from forewarn.crash_test.claims import DEFAULT_CLAIMS, HandlerProfile, load_claims
     from forewarn.crash_test.preflight import require_handler, require_variable_name, select_cases
     from forewarn.crash_test.runner import CrashTestPlan
@@ -136,14 +122,7 @@ def _check_attachment(handler: tuple[str, ...], options: Mapping[str, Any]) -> N
 
 
 def run_plan(call: Invocation, plan: CrashTestPlan) -> CrashTestResult:
-    """Run all cases of the plan, with a progress bar on a terminal, and return the result.
-
-    Blocks until all have ended. For a handler that runs elsewhere, first prints the address for it and waits for its
-    first poll. Writes no report. Raises Refused if this machine allows no namespaces and the plan needs them, or if an
-    attached handler does not poll within 5 minutes; Rejected if it cannot listen on the address for that handler.
-    SIGINT and SIGTERM end everything that runs; the command then prints a sentence, and click's Exit ends it with 128 +
-    the signal's number.
-    """
+    """Run all cases of the plan, with a progress bar on a terminal, and return the result."""
     from forewarn.crash_test.preflight import require_namespaces
     from forewarn.crash_test.result import build_result
     from forewarn.crash_test.runner import run_attached_cases, run_cases
@@ -204,11 +183,7 @@ def _listener(call: Invocation, plan: CrashTestPlan) -> Iterator[socket.socket |
 
 @contextmanager
 def show_progress(call: Invocation, total: int) -> Iterator[Callable[[RunProgress], None]]:
-    """Context manager that shows a progress bar on stderr, if that is a terminal, during its block.
-
-    Yields the function that updates the bar from a RunProgress; it does nothing without a terminal. `total` is the
-    number of cases.
-    """
+    """Context manager that shows a progress bar on stderr, if that is a terminal, during its block."""
     with Progress(
         BarColumn(bar_width=14),
         MofNCompleteColumn(),
@@ -295,10 +270,7 @@ def _write_files(result: CrashTestResult, files: ReportFiles, expected: Mapping[
 
 
 def plan_replay(result: CrashTestResult, case: Case) -> CrashTestPlan:
-    """Return a plan that runs one case again, with the handler, claims and seed of an earlier result.
-
-    The probes and other options come from the result too. Nothing is checked, not even that the result has the case.
-    """
+    """Return a plan that runs one case again, with the handler, claims and seed of an earlier result."""
     from forewarn.crash_test.runner import CrashTestPlan
 
     return CrashTestPlan(
@@ -318,11 +290,7 @@ def plan_replay(result: CrashTestResult, case: Case) -> CrashTestPlan:
 
 
 def find_case_of_result(result: CrashTestResult, path: Path, case_id: str) -> Case:
-    """Return the case with this id of the result in file `path`, as it is defined now.
-
-    Runs the case files of the result, if it has any. Raises Rejected if the result does not have it (`case_id` is
-    exact), if it is not defined any more, or if a case file cannot be run.
-    """
+    """Return the case with this id of the result in file `path`, as it is defined now."""
     from difflib import get_close_matches
 
     from forewarn.crash_test.case_files import load_case_file

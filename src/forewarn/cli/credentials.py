@@ -21,11 +21,6 @@ from forewarn.errors import NotFound, Rejected, Unauthenticated
 
 
 def _read_private_file(path: Path) -> str:
-    """Return the whole text of a UTF-8 file that holds a secret.
-
-    Raises NotFound if it does not exist; Rejected if group or others have any access to it, or if it cannot be read
-    or is not a regular text file.
-    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a pipe must not block
         with os.fdopen(descriptor, "rb") as file:
@@ -49,20 +44,12 @@ def _read_private_file(path: Path) -> str:
 
 
 def read_secret_file(path: Path) -> str:
-    """Return the one-line secret in a private file, without blanks around it.
-
-    Raises NotFound if the file does not exist; Rejected if others have any access to it, if it cannot be read, or if it
-    is empty or has several lines.
-    """
+    """Return the one-line secret in a private file, without blanks around it."""
     return parse_secret(_read_private_file(path), f"file {str(path)!r}")
 
 
 def parse_secret(text: str, source: str) -> str:
-    """Return the secret in a text, without blanks around it.
-
-    Raises Rejected if the secret is empty or has several lines; the error names `source`, where the text comes from,
-    such as "standard input".
-    """
+    """Return the secret in a text, without blanks around it."""
     secret = text.strip()
     if not secret:
         raise Rejected(f"{source} is empty: put the secret in it")
@@ -72,11 +59,7 @@ def parse_secret(text: str, source: str) -> str:
 
 
 def write_private_file(path: Path, text: str) -> None:
-    """Write or replace a UTF-8 file with mode 0600, atomically. A symbolic link is followed, not replaced.
-
-    The content is on disk before it takes the file's place. Creates missing directories (mode 0700). Raises Rejected if
-    it cannot be written.
-    """
+    """Write or replace a UTF-8 file with mode 0600, atomically. A symbolic link is followed, not replaced."""
     target = path.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -100,10 +83,7 @@ _PROFILE_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """How to reach one remote service and sign in there; stored in profiles.toml under these field names.
-
-    `forewarn login` makes it, or `resolve_profile` from the environment. Either `secret` or `secret_file` is given.
-    """
+    """How to reach one remote service and sign in there; stored in profiles.toml under these field names."""
 
     server: str  # its https URL, as `str(ServerAddress)` writes it
     client_id: str  # as the issuer knows the client
@@ -114,37 +94,23 @@ class Profile:
     scope: str = ""  # "": the scope of the server's audience
 
     def read_secret(self) -> str:
-        """Return the client's secret: `secret`, or else the one line in `secret_file`.
-
-        Blanks around the line are removed. Reads the file at each call. Raises NotFound if it does not exist; Rejected
-        if others have any access to it, if it cannot be read, or if it is empty or has several lines.
-        """
+        """Return the client's secret: `secret`, or else the one line in `secret_file`."""
         return self.secret or read_secret_file(Path(self.secret_file))
 
 
 class ProfileFile:
-    """The user's profiles.toml: sign-in profiles by name, whose letter case counts.
-
-    Nothing is cached: the methods read the file again each time. They raise Rejected if others may read it, or if it
-    cannot be read, parsed or written. `path`, also an attribute, need not exist; the first `save` creates it.
-    """
+    """The user's profiles.toml: sign-in profiles by name, whose letter case counts. Nothing is cached."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> ProfileFile:
-        """Return the ProfileFile of profiles.toml in the user's configuration directory (`config_directory`).
-
-        Reads nothing; the file may not exist.
-        """
+        """Return the ProfileFile of profiles.toml in the user's configuration directory (`config_directory`)."""
         return cls(config_directory(environ) / "profiles.toml")
 
     def read_all(self) -> dict[str, Profile]:
-        """Return all profiles by name, in the file's order; {} if the file does not exist.
-
-        Raises Rejected if others have any access to the file, or if it cannot be read or parsed.
-        """
+        """Return all profiles by name, in the file's order; {} if the file does not exist."""
         if not self.path.exists():
             return {}
         try:
@@ -157,10 +123,7 @@ class ProfileFile:
             ) from None
 
     def find(self, name: str) -> Profile:
-        """Return the profile with this name, whose letter case counts; raise NotFound if there is none.
-
-        Raises Rejected if others have any access to the file, or if it cannot be read or parsed.
-        """
+        """Return the profile with this name, whose letter case counts; raise NotFound if there is none."""
         known = self.read_all()
         if name not in known:
             remedy = f"give one of {', '.join(known)}" if known else "create one with `forewarn login`"
@@ -168,19 +131,11 @@ class ProfileFile:
         return known[name]
 
     def save(self, name: str, profile: Profile) -> None:
-        """Write a profile to the file, which is created if missing, in place of an earlier one of this name.
-
-        Other profiles stay, comments do not. The name is not checked. Raises Rejected if the file cannot be read,
-        parsed or written, or if others have any access to it.
-        """
+        """Write a profile to the file, which is created if missing, in place of an earlier one of this name."""
         self._write({**self.read_all(), name: profile})
 
     def remove(self, name: str) -> Profile:
-        """Remove a profile from the file and return it; a `secret_file` that it names stays.
-
-        The letter case of the name counts. Raises NotFound if there is none; Rejected if the file cannot be read,
-        parsed or written, or if others have any access to it.
-        """
+        """Remove a profile from the file and return it; a `secret_file` that it names stays."""
         removed = self.find(name)
         self._write({known: profile for known, profile in self.read_all().items() if known != name})
         return removed
@@ -190,21 +145,14 @@ class ProfileFile:
 
 
 def require_printable(text: str, what: str) -> str:
-    """Return the text unchanged if it is printable and not blank, else raise Rejected.
-
-    `what` says in the message what the text should be, such as "client id".
-    """
+    """Return the text unchanged if it is printable and not blank, else raise Rejected."""
     if not text.isprintable() or not text.strip():
         raise Rejected(f"{text!r} is not a {what}: give the one that you received")
     return text
 
 
 def require_profile_name(name: str) -> str:
-    """Return the name unchanged if it is a valid name of a profile, else raise Rejected.
-
-    A valid one is not empty and has only ASCII letters, digits, dots, dashes and underscores. It need not be safe as
-    the name of a file: `..` is valid.
-    """
+    """Return the name unchanged if it is a valid name of a profile, else raise Rejected."""
     if not _PROFILE_NAME.fullmatch(name):
         raise Rejected(f"{name!r} is not a valid profile name: use letters, digits, dots, dashes and underscores")
     return name
@@ -213,12 +161,8 @@ def require_profile_name(name: str) -> str:
 def resolve_profile(selection: RemoteSelection, profiles: ProfileFile, environ: Mapping[str, str]) -> Profile:
     """Return the profile for the selected remote service: the named one, else the one for its server.
 
-    `selection` must name a server or a profile. If only a server is selected, FOREWARN_CLIENT_ID and
-    FOREWARN_SECRET_FILE, if set, make a profile, which takes precedence over the only saved one for that server.
-    FOREWARN_CA is the CA if the profile has none. Nothing is saved. Raises NotFound if the named profile does not
-    exist; Unauthenticated if no profile is for the server; Rejected if several are, if the named one is for another
-    server, if only one of the two variables is set, if the server is not an https URL, or if the file of profiles
-    cannot be used.
+    If only a server is selected, FOREWARN_CLIENT_ID and FOREWARN_SECRET_FILE, if set, make a profile, which takes
+    precedence over the only saved one for that server.
     """
     if selection.profile:
         profile = profiles.find(selection.profile)

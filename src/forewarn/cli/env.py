@@ -35,10 +35,7 @@ class _ShellSyntax:
 
 
 def shell_comment(text: str) -> str:
-    """Return the text as a comment line, `# text`, for any of the shells.
-
-    Unprintable characters become `?`, because a line break would begin a command.
-    """
+    """Return the text as a comment line for any of the shells; a line break would begin a command."""
     return f"# {''.join(char if char.isprintable() else '?' for char in text)}"
 
 
@@ -79,15 +76,6 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
     bash, zsh   eval "$(forewarn env)"
     fish        forewarn env --shell fish | source
     powershell  forewarn env --shell powershell | Out-String | Invoke-Expression
-
-    \f
-    Asks the local service, and prints the commands of the shell `shell_name` that set the variables, and comments with
-    what to do next; with --json it prints an object with `variables` and `remarks`. `vm` (a name, `group/name` or key)
-    selects the VM whose managed identity is used, if the service serves identities on loopback; None means the first VM
-    with an address there. With `with_secret` the variables include the administrator's secret. If the service has its
-    own CA, this also writes a bundle of the system's CAs and that CA beside its certificate. Raises Refused if the
-    service does not serve HTTPS, or does not allow what `vm` or `with_secret` asks for; NotFound if no VM has this
-    name, or the file of the secret does not exist; Rejected if others have access to that file, or it cannot be read.
     """
     info = call.api.get("service", query={"vm": vm})
     console = info.get("console")

@@ -40,15 +40,7 @@ _NO_EVENTS = "No event is pending. Request one: forewarn restart VM, or forewarn
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show at most N events.")
 @service_command
 def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **selection: str | None) -> None:
-    """Show pending events, those that come next first.
-
-    \f
-    Shows live events, and with `over_too` events that are over, that match all of `selection`: vm (events that affect
-    it), scope, host and rollout, each None or a name or id. Raises NotFound for an unknown name or id, Refused for an
-    ambiguous one. `limit` is at most 1,000,000, and None means 1000; if there are more events, the newest are shown.
-    With `watch` it runs until it is interrupted, and prints a live table on a terminal, a line for each
-    change in a pipe, and a page for each change with --json.
-    """
+    """Show pending events, those that come next first."""
     query = {"all": over_too or None, "limit": limit, **selection}
     page = _read_events(call, query)
     if watch:
@@ -116,20 +108,13 @@ def _print_changes(call: Invocation, before: list[JsonObject], after: list[JsonO
 
 
 def changed_events(before: list[JsonObject], after: list[JsonObject]) -> list[JsonObject]:
-    """Return the events of `after`, in its order, that are new or have another status, approval or ending.
-
-    Both are the API's views of events, `before` the older ones; events are matched by id. Events that are only in
-    `before` are not returned: see `removed_event_ids`.
-    """
+    """Return the events of `after`, in its order, that are new or have another status, approval or ending."""
     known = {event["id"]: _comparable_state(event) for event in before}
     return [event for event in after if known.get(event["id"]) != _comparable_state(event)]
 
 
 def removed_event_ids(before: list[JsonObject], after: list[JsonObject]) -> list[str]:
-    """Return the ids of the events that are in `before` but not in `after`, in the order of `before`.
-
-    Both are the API's views of events.
-    """
+    """Return the ids of the events that are in `before` but not in `after`, in the order of `before`."""
     remaining = {event["id"] for event in after}
     return [event["id"] for event in before if event["id"] not in remaining]
 
@@ -180,13 +165,6 @@ def approve(call: Invocation, events: tuple[str, ...], **selection: str | None) 
     """Approve events, so that they may start before their notice ends.
 
     EVENT is an event's id, or the first four or more characters of it.
-
-    \f
-    `selection` has the options vm, host and rollout, and selects the scheduled events without an approval that match
-    all of them. Prints each event. Returns the exit code: 2 if an event could not be approved (the others are), else 0,
-    even if the selection has no events. Raises Rejected unless either `events` or a selection is given. For a single id
-    it raises the error of that event: NotFound, or Refused if it is over. An event that is approved or has started
-    stays as it is.
     """
     return _change_events(call, "approve", "approved", _selection_body(events, selection))
 
@@ -199,13 +177,6 @@ def withdraw(call: Invocation, events: tuple[str, ...], reason: str | None, **se
     """Withdraw events that have not started.
 
     EVENT is an event's id, or the first four or more characters of it.
-
-    \f
-    `selection` has the options vm, host and rollout, and selects the scheduled events that match all of them. If
-    `reason` is None, the history says who withdrew them. Prints each event. Returns the exit code: 2 if an event could
-    not be withdrawn (the others are), else 0, even if the selection has no events. Raises Rejected unless either
-    `events` or a selection is given. For a single id it raises the error of that event: NotFound, or Refused if it has
-    started or is over.
     """
     body = _selection_body(events, selection)
     return _change_events(call, "withdraw", "withdrawn", {**body, **({"reason": reason} if reason else {})})

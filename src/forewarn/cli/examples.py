@@ -132,11 +132,7 @@ _EXAMPLES = {
 
 
 def add_examples(command: click.Command, name: str) -> None:
-    """Add examples from this module's table to the help of a command and of all its subcommands.
-
-    `name` is the command without `forewarn`, such as "clock". Sets the epilog of the command object; one without
-    examples is left as it is.
-    """
+    """Add examples from this module's table to the help of a command and of all its subcommands."""
     if lines := _EXAMPLES.get(name):
         command.epilog = "\b\nExamples:\n" + "\n".join(f"  forewarn {line}" for line in lines)
     if isinstance(command, click.Group):

@@ -19,23 +19,14 @@ _NUMERIC_PARAMETERS = frozenset({"events"})  # parameters that are numbers; all 
 
 @click.group()
 def fault() -> None:
-    """Inject faults that clients must handle, and clear them.
-
-    \f
-    A group, which does nothing itself: its commands are `list`, `set`, `clear` and `storm`.
-    """
+    """Inject faults that clients must handle, and clear them."""
 
 
 @fault.command("list")
 @click.option("--kinds", is_flag=True, help="Show every kind of fault, and what a client sees.")
 @service_command
 def list_faults(call: Invocation, kinds: bool) -> None:
-    """Show the active faults.
-
-    \f
-    Prints a table of the active faults and one for each active storm, or a sentence if there are none. With `kinds` it
-    prints instead every kind of fault, with its parameters and what a client sees; with --json it prints all three.
-    """
+    """Show the active faults."""
     view = call.api.get("faults")
     if call.output.as_json:
         call.output.print_json(view)
@@ -74,13 +65,6 @@ def set_fault(
     Without --count and --for it stays until it is cleared, except that `gone` ends after 70s at the latest, and that
     several-at-once, several-update-domains, neighbour-only and incarnation-reset happen once, at once, and take neither
     option. Give parameters as NAME=VALUE, such as notice=5s; `forewarn fault list --kinds` shows them.
-
-    \f
-    `parameters` that are not given have their defaults. `vm` is a name, `group/name` or key, `scope` an id or the name
-    of a set or VM. `for_s` is in seconds of real time for faults of requests, else of lab time. The fault ends after
-    `count` or `for_s`, whichever comes first. Prints the fault. Raises Rejected unless exactly one of `vm`, `scope` and
-    `every` is given, and for a wrong kind or parameter; NotFound for an unknown name; Refused if a name is ambiguous,
-    1,000 faults are active, or no scope allows a fault that happens at once.
     """
     if [vm is not None, scope is not None, every].count(True) != 1:
         raise Rejected("a fault applies to a VM, a scope or every VM: give one of --vm, --scope and --all")
@@ -104,15 +88,7 @@ def set_fault(
 def clear_faults(
     call: Invocation, ids: tuple[str, ...], kind: str | None, vm: str | None, scope: str | None, every: bool
 ) -> None:
-    """Clear faults and storms, by id or by target.
-
-    \f
-    `ids` are full ids. Clears the faults that match every given option; `vm` and `scope` select faults that were set
-    for exactly that VM or scope, not for a target that includes it. If only `ids` or `every` is given, storms are
-    cleared too; clearing a storm does not itself clear the faults that it has set. Prints what was cleared, which may
-    be nothing. Raises Rejected if nothing is given or the kind is unknown; NotFound for an id that is not active or an
-    unknown VM or scope, and then clears nothing; Refused for an ambiguous name.
-    """
+    """Clear faults and storms, by id or by target."""
     if not ids and not every and kind is None and vm is None and scope is None:
         raise Rejected("no fault is selected: give ids, or --kind, --vm, --scope or --all")
     given = {"ids": list(ids) or None, "kind": kind, "vm": vm, "scope": scope, "all": every or None}
@@ -141,14 +117,7 @@ def clear_faults(
 )
 @service_command
 def storm(call: Invocation, seed: int, vms: tuple[str, ...], for_s: float) -> None:
-    """Start a storm: a mix of faults that a seed determines.
-
-    \f
-    `vms` are names, `group/name` or keys, each once; () means all VMs. New faults begin for `for_s` seconds of lab
-    time, at most 24 hours; the same seed, VMs and duration lead to the same faults. Prints the schedule of the faults,
-    and does not wait for its end. Raises NotFound for an unknown VM, Rejected for one named twice or a wrong duration,
-    Refused if the fleet has no VM or a name is ambiguous.
-    """
+    """Start a storm: a mix of faults that a seed determines."""
     body = {"seed": seed, "vms": list(vms), "for_s": for_s}
     _print_storm(call, call.api.post("faults", "storm", body=body))
 
@@ -174,10 +143,6 @@ _NO_FAULTS = "No fault is active. `forewarn fault list --kinds` shows the kinds 
 
 
 def _print_faults(call: Invocation, view: JsonObject) -> None:
-    """Print as text the active faults and storms: a table of the faults, and one for each storm.
-
-    `view` is the API's answer with `faults` and `storms`. A sentence if there are none.
-    """
     faults, storms = view["faults"], view["storms"]
     if not faults and not storms:
         call.output.print_line(_NO_FAULTS)
@@ -225,10 +190,6 @@ def _touched_count(fault: JsonObject) -> str:
 
 
 def _print_fault(call: Invocation, fault: JsonObject) -> None:
-    """Print a fault (the API's view of it) that was just set: what a client sees, and how to clear it.
-
-    With --json as JSON.
-    """
     if call.output.as_json:
         call.output.print_json(fault)
         return
@@ -244,10 +205,6 @@ def _print_fault(call: Invocation, fault: JsonObject) -> None:
 
 
 def _print_cleared(call: Invocation, view: JsonObject) -> None:
-    """Print one sentence for each storm and fault that was just cleared, or with --json the view as JSON.
-
-    `view` is the API's answer with `cleared` (faults) and `storms`. "No such fault is active." if both are empty.
-    """
     if call.output.as_json:
         call.output.print_json(view)
         return
@@ -289,10 +246,6 @@ def _storm_row(step: JsonObject) -> list[Cell]:
 
 
 def _print_fault_kinds(call: Invocation, kinds: list[JsonObject]) -> None:
-    """Print as text a table of kinds of faults: what each affects, its parameters, and what a client sees.
-
-    A parameter is shown with its default and its maximum. `kinds` are objects of the API, in this order.
-    """
     rows: list[list[Cell]] = [
         [bold(kind["kind"]), kind["strikes"], _parameter_ranges(kind), kind["seen"]] for kind in kinds
     ]

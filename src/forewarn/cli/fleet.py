@@ -24,12 +24,7 @@ _DIFF_STYLES = {"+": "green", "-": "red", "~": "yellow"}
 
 @click.group()
 def fleet() -> None:
-    """Show and change the fleet.
-
-    \f
-    A group, which does nothing itself: its commands are `show`, `add`, `remove`, `add-host`, `remove-host`, `check`,
-    `apply` and the group `import`.
-    """
+    """Show and change the fleet."""
 
 
 fleet.add_command(import_fleet)
@@ -42,14 +37,7 @@ fleet.add_command(import_fleet)
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show at most N VMs.")
 @service_command
 def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, limit: int | None) -> None:
-    """Show hosts and VMs, or one VM in detail.
-
-    \f
-    `vm` is a name, `group/name` or key, and is shown with its live events. If it is None, this prints tables of the
-    hosts and VMs that `scope` (an id, or the name of a set or VM) and `host` (ignoring letter case) select, with at
-    most `limit` VMs (None: all). With --json it prints the API's answer. Raises NotFound for an unknown name or a
-    removed VM, Refused for an ambiguous name.
-    """
+    """Show hosts and VMs, or one VM in detail."""
     if vm is not None:
         view = call.api.get("vms", vm)
     else:
@@ -73,14 +61,7 @@ def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, 
 @click.option("--spot", "priority", flag_value="Spot", help="Make it a Spot VM, which can be evicted.")
 @service_command
 def add(call: Invocation, name: str, **facts: Any) -> None:
-    """Add one VM.
-
-    \f
-    `facts` has the options resource_group, location, host, availability_set, scale_set, zone and priority ("Spot"); for
-    options that are None, the service takes values from the VM's set and the rest of the fleet. A deleted VM of the
-    same name is added again. Prints the VM. Raises Refused if it exists or finds no place, Rejected for an invalid
-    option.
-    """
+    """Add one VM."""
     given = {fact: value for fact, value in facts.items() if value is not None}
     _print_changed_vm(call, call.api.post("fleet", "vms", body={"name": name, **given}), "added")
 
@@ -93,10 +74,6 @@ def remove(call: Invocation, vm: str, dry_run: bool) -> None:
     """Remove one VM from the fleet at once, with no event.
 
     `forewarn delete VM` deletes it with notice.
-
-    \f
-    `vm` is a name, `group/name` or key. Withdraws events that this makes obsolete. Prints the removed VM. Raises
-    NotFound, or Refused if it has a started event or several VMs match.
     """
     if dry_run:
         show_preview(call, call.api.post("fleet", "vms", vm, "preview"))
@@ -119,12 +96,7 @@ def _print_changed_vm(call: Invocation, view: JsonObject, what: str) -> None:
 @click.option("--zone", metavar="ZONE", help="Put it in this zone.")
 @service_command
 def add_host(call: Invocation, name: str, location: str, zone: str | None) -> None:
-    """Add one host.
-
-    \f
-    `location` is a name, such as `westeurope`; `zone` is None for a host in no zone. Prints the host, which is healthy
-    and has no VMs. Raises Refused if a host has the name already, ignoring letter case; Rejected for an invalid name.
-    """
+    """Add one host."""
     body = {"name": name, "location": location, **({"zone": zone} if zone else {})}
     _print_host(call, call.api.post("fleet", "hosts", body=body), "added")
 
@@ -134,12 +106,7 @@ def add_host(call: Invocation, name: str, location: str, zone: str | None) -> No
 @preview_options
 @service_command
 def remove_host(call: Invocation, host: str, dry_run: bool) -> None:
-    """Remove one host from the fleet; it must have no VMs.
-
-    \f
-    `host` is its name; letter case is ignored. Prints the removed host. Raises NotFound, or Refused if VMs are on it or
-    moving to it.
-    """
+    """Remove one host from the fleet; it must have no VMs."""
     if dry_run:
         show_preview(call, call.api.post("fleet", "hosts", host, "preview"))
         return
@@ -150,14 +117,7 @@ def remove_host(call: Invocation, host: str, dry_run: bool) -> None:
 @file_argument
 @service_command
 def check(call: Invocation, file: IO[bytes]) -> None:
-    """Check a fleet file, and show what it would change.
-
-    \f
-    `file` is open for reading. Changes nothing; prints what applying the file would add, change and remove, and what
-    prevents it, which is no error here. If no local service runs, only the file itself is checked. Raises InvalidFile
-    with the problems of a file that is itself wrong, Rejected if it is not UTF-8, Unavailable if a remote service does
-    not answer.
-    """
+    """Check a fleet file, and show what it would change."""
     proposal = _read_proposal(file)
     try:
         answer = _send_proposal(call, proposal, "check")
@@ -201,14 +161,6 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
     """Make the fleet what a file describes.
 
     Shows the difference first, and asks before it applies it.
-
-    \f
-    Applies the whole difference or nothing, and removes VMs and hosts that the file does not declare. Deleted VMs stay
-    deleted, unless `resurrect`. With `yes` it does not ask, and prints the difference after applying it. With `dry_run`
-    it changes nothing, prints the difference and any problems that forbid it, and returns 0 even then. Returns the exit
-    code: 1 if the user declines, else 0, even if nothing differs. Raises InvalidFile with the file's problems, Rejected
-    if it is not UTF-8 or there is no terminal to ask on, Refused and other errors of the service if the fleet's state
-    forbids it.
     """
     proposal: dict[str, object] = {**_read_proposal(file), "resurrect": resurrect}
     if yes and not dry_run:
@@ -261,10 +213,6 @@ def _send_proposal(call: Invocation, proposal: dict[str, object], verb: str) -> 
 
 
 def _invalid_fleet_file(message: str, problems: list[JsonObject], source: str) -> InvalidFile:
-    """Return (not raise) the error for a fleet file with these problems; `source` is the file's name.
-
-    InvalidFile says which keys a problem has.
-    """
     error = InvalidFile(message, problems)
     error.file_name = source
     return error
@@ -289,10 +237,6 @@ _EMPTY_FLEET = (
 
 
 def _print_fleet(call: Invocation, view: JsonObject) -> None:
-    """Print as text tables of hosts and VMs, or a sentence if there are none; a terminal also gets counts.
-
-    `view` is the API's answer with `hosts`, `vms` and `scopes`. The VMs' endpoints are a column only if one has a URL.
-    """
     hosts, vms = view["hosts"], view["vms"]
     if not hosts and not vms:
         call.output.print_line(_EMPTY_FLEET)

@@ -36,10 +36,7 @@ class Snapshot:
 
 
 class LiveArea:
-    """The updating area below the printed lines of a terminal; obtained from `live_area`.
-
-    `live` is rich's display, or None in a pipe and with --json, where the area shows nothing.
-    """
+    """The updating area below the printed lines of a terminal; in a pipe and with --json it shows nothing."""
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
@@ -52,10 +49,7 @@ class LiveArea:
 
 @contextmanager
 def live_area(call: Invocation, *, keep_visible: bool = False) -> Iterator[LiveArea]:
-    """Context manager that yields the live area of the terminal for the duration of its block.
-
-    The area is erased at the end unless `keep_visible`. In a pipe and with --json the yielded area shows nothing.
-    """
+    """Context manager that yields the live area of the terminal for the duration of its block."""
     if not call.output.is_terminal:
         yield LiveArea(None)
         return
@@ -69,10 +63,7 @@ def follow(
     """Wait until a request, rollout or replay is over, printing its history entries; return its last view.
 
     `take_snapshot` asks the service for its state at the beginning, whenever there are new entries, and at least every
-    10 s (1 s on a terminal). Unless `quiet` or --json is given, prints the history entries that match `entries_of`,
-    past and new, oldest first, at most 500 before each snapshot and the rest at the end. A terminal shows each snapshot
-    but the last in a live area, which is erased at the end. Raises the errors of the API and of `take_snapshot`; Ctrl-C
-    raises KeyboardInterrupt.
+    10 s (1 s on a terminal).
     """
     quiet = quiet or call.output.as_json
     interval_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
@@ -102,10 +93,7 @@ def _print_new_entries(
 
 
 def print_entries(call: Invocation, entries: list[JsonObject], now: float) -> None:
-    """Print history entries as text, in their order: local time, kind and sentence of each.
-
-    All times get a date if one of them is not on the day of `now` (the service's time). Prints text even with --json.
-    """
+    """Print history entries as text, in their order: local time, kind and sentence of each."""
     for label, sentence in history_lines(entries, now):
         call.output.print_labelled(label, sentence)
 
@@ -113,12 +101,7 @@ def print_entries(call: Invocation, entries: list[JsonObject], now: float) -> No
 def wait_for_entries(
     call: Invocation, after: int, *, wait_s: int, entries_of: HistoryFilter = MappingProxyType({})
 ) -> JsonObject:
-    """Return a page of the oldest history entries after number `after` that match `entries_of`.
-
-    If there are none, the service waits for one, up to `wait_s` seconds of real time (at most 60). `entries_of` has the
-    query parameters vm, event, request and scope; {} selects all entries. The page is an object with `entries` (none to
-    500, oldest first) and `seq`, the number to continue after.
-    """
+    """Return a page of the oldest history entries after number `after` that match `entries_of`."""
     timeout_s = wait_s + 30.0
     query = {"after": after, "wait_s": wait_s, "limit": _ENTRIES_PER_PAGE, **entries_of}
     return call.api.get("history", query=query, timeout_s=timeout_s)

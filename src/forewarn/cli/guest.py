@@ -25,11 +25,7 @@ _NO_EVENTS_YET = f"{_NO_EVENTS} `forewarn guest watch` waits for one."
 
 
 def endpoint_option(function: CommandFunction) -> CommandFunction:
-    """Decorate a command that polls a VM's endpoint: an `offline_command` with the option --endpoint.
-
-    The function gets the Invocation as its first argument, and `endpoint` as a keyword: a URL, or None if the option is
-    not given. With None, `Client` takes the endpoint from the environment, or discovers it.
-    """
+    """Decorate a command that polls a VM's endpoint: an `offline_command` with the option --endpoint."""
     return click.option(
         "--endpoint",
         metavar="URL",
@@ -39,23 +35,13 @@ def endpoint_option(function: CommandFunction) -> CommandFunction:
 
 @click.group()
 def guest() -> None:
-    """Show and approve a VM's events, from inside it.
-
-    \f
-    A group, which does nothing itself: its commands are `events`, `watch` and `approve`.
-    """
+    """Show and approve a VM's events, from inside it."""
 
 
 @guest.command()
 @endpoint_option
 def events(call: Invocation, endpoint: str | None) -> None:
-    """Show the events of this VM.
-
-    \f
-    Polls once, and prints all events of the document, even other VMs'; events that list this VM are marked. `endpoint`
-    is a URL, host or address; None: from the environment, else discovered. Raises Unavailable if the endpoint does not
-    answer after some retries, NotFound or Rejected if it refuses.
-    """
+    """Show the events of this VM."""
     client = Client(endpoint)
     received = client.events()
     name = vm_name_or_none(client)
@@ -68,14 +54,7 @@ def events(call: Invocation, endpoint: str | None) -> None:
 @guest.command()
 @endpoint_option
 def watch(call: Invocation, endpoint: str | None) -> None:
-    """Keep running, and show every change.
-
-    \f
-    Prints each new document of the endpoint, the first one at once: its incarnation, and all its events, including
-    those of other VMs; with --json it prints one object per line. Runs until it is interrupted; waits out outages. If
-    `endpoint` is None, it comes from the environment, or is discovered. Raises NotFound or Rejected if the endpoint
-    refuses.
-    """
+    """Keep running, and show every change."""
     client = Client(endpoint)
     name: str | None = None
     for received in client.documents():
@@ -96,13 +75,6 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
     """Approve events, so that they may start before their notice ends.
 
     EVENT is an event's id, or the first four or more characters of it.
-
-    \f
-    `ids` are ids or beginnings of them, ignoring letter case; `mine` approves all events that list this VM, of which
-    there may be none. Either all are approved, in one request, or none. Prints the ids that were approved. If
-    `endpoint` is None, it comes from the environment, or is discovered. Raises Rejected unless either `ids` or `mine`
-    is given, for a beginning that is too short or ambiguous, and if the endpoint refuses; NotFound if no listed event
-    has such an id; Unavailable if the endpoint does not answer.
     """
     if mine == bool(ids):
         raise Rejected("no events are selected, or twice: give their ids, or --mine for all that list this VM")
@@ -125,11 +97,7 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
 
 
 def complete_event_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
-    """Return the full id of the one listed event whose id begins with `given`, ignoring letter case.
-
-    A full id (36 characters) is returned in capitals even if it is not listed. Raises NotFound if no listed event
-    begins with `given`, Rejected if several do or it has fewer than 4 characters.
-    """
+    """Return the full id of the one listed event whose id begins with `given`, ignoring letter case."""
     if len(given) == 36:
         return given.upper()
     if len(given) < _MIN_ID_PREFIX:
@@ -143,10 +111,7 @@ def complete_event_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
 
 
 def vm_name_or_none(client: Client) -> str | None:
-    """Ask the endpoint for the VM's name and return it; None if it does not answer or refuses.
-
-    Blocks for the retries of `Client.name`. Raises no ForewarnError.
-    """
+    """Ask the endpoint for the VM's name and return it; None if it does not answer or refuses."""
     try:
         return client.name()
     except ForewarnError:

@@ -38,14 +38,7 @@ def history(
     limit: int,
     watch: bool,
 ) -> None:
-    """Show what has happened, oldest first.
-
-    \f
-    Shows the last `limit` entries (at most 1,000,000) that match all given options; with `watch` it then prints new
-    ones until it is interrupted. --json prints one page or, with `watch`, one entry per line. `vm` is a name,
-    `group/name` or key, `event` an id or its beginning, `request` a full id, `scope` an id or the name of a set or VM.
-    Raises NotFound for an unknown name or id, Refused for an ambiguous one. Does nothing if a subcommand follows.
-    """
+    """Show what has happened, oldest first."""
     if click.get_current_context().invoked_subcommand is not None:
         return
     given = {"vm": vm, "event": event, "request": request, "scope": scope}
@@ -88,11 +81,6 @@ def prune(call: Invocation, older_than: float) -> None:
     """Delete old history entries.
 
     Events, requests and VMs that ended or were removed before then are deleted too, and the space is returned.
-
-    \f
-    `older_than` is in seconds of lab time; below a day it is Rejected. Keeps everything to which something kept refers.
-    Does not ask for confirmation. Waits for ten minutes at most. Prints how many entries were deleted; the history gets
-    an entry about it.
     """
     answer = call.api.post("history", "prune", body={"older_than_s": older_than}, timeout_s=600)
     if call.output.as_json:
@@ -110,12 +98,6 @@ def explain(call: Invocation, thing: str) -> None:
     """Explain what happened to something, why, and what it waits for.
 
     THING is a VM, an event, a host, a scope (its id, or the name of its set), a rollout or a request.
-
-    \f
-    `thing` is a name or id, ignoring letter case, or a unique beginning of the id of an event or rollout (of a request,
-    only the full id); VMs, including removed ones, are searched first. Prints its timeline with local times, then
-    sentences about its state now; with --json it prints the API's explanation. Raises NotFound if there is no such
-    thing, Refused if it is ambiguous.
     """
     explanation = call.api.get("explain", thing)
     if call.output.as_json:

@@ -24,16 +24,7 @@ host_argument = click.argument("host", metavar="HOST", shell_complete=host_names
 @wait_option
 @service_command
 def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_run: bool, wait: bool) -> int:
-    """Predict a host's failure: each of its VMs gets a Redeploy event.
-
-    \f
-    `host` is its name, ignoring letter case; `in_s` is the notice in seconds of lab time; 0 means the minimum (10
-    minutes), or no notice with `short_notice`. Marks the host as degraded and schedules the events; deallocated VMs get
-    none, but VMs that are being moved to the host do. With `dry_run` it only prints a preview. Returns the exit code:
-    with `wait`, which follows the request to its end, 1 unless it succeeded, else 0. Raises NotFound, Refused if the
-    host is not healthy, a VM has no other host or the hypervisor cannot redeploy, Rejected if the notice is below the
-    minimum without `short_notice`.
-    """
+    """Predict a host's failure: each of its VMs gets a Redeploy event."""
     body: dict[str, object] = {"in_s": in_s}
     if short_notice:
         body["short_notice"] = True
@@ -52,12 +43,6 @@ def fail(call: Invocation, host: str, dry_run: bool, wait: bool) -> int:
     """Make a host fail now: its VMs are redeployed with no notice.
 
     A production service shows which VMs these are, and asks first.
-
-    \f
-    `host` is its name, ignoring letter case. Marks the host as failed, and redeploys its VMs to other hosts at once;
-    deallocated VMs stay. `dry_run` only prints a preview. Returns the exit code: 1 if it was followed to its end
-    (`wait`) and did not succeed, else 0. Raises NotFound, or Refused if the host has failed already or a VM has no
-    other host.
     """
     if dry_run:
         show_preview(call, call.api.post("hosts", host, "fail", "preview"))
@@ -87,10 +72,6 @@ def confirm_down(call: Invocation, host: str, dry_run: bool) -> None:
 
     Use it for a host that does not answer, and only if you know that it is off: a VM that still runs there would
     run twice and damage its disks. `forewarn repair` takes it back.
-
-    \f
-    `host` is the name, ignoring letter case, of a host that has failed or does not answer the hypervisor. Prints that
-    its VMs may be started elsewhere. Raises NotFound, or Refused for any other host or one already confirmed.
     """
     if dry_run:
         show_preview(call, call.api.post("hosts", host, "confirm-down", "preview"))
@@ -106,14 +87,7 @@ def confirm_down(call: Invocation, host: str, dry_run: bool) -> None:
 @host_argument
 @service_command
 def repair(call: Invocation, host: str) -> None:
-    """Make a host healthy again.
-
-    \f
-    `host` is the name, ignoring letter case, of a host that is degraded, has failed, or is confirmed down; that
-    confirmation ends too. Prints its health; moves no VM back, and withdraws no event. Raises NotFound, or Refused if
-    it is healthy and not confirmed down, or if events that move VMs away because it is degraded are still scheduled:
-    withdraw them first.
-    """
+    """Make a host healthy again."""
     view = call.api.post("hosts", host, "repair")
     if call.output.as_json:
         call.output.print_json(view)

@@ -31,9 +31,7 @@ CommandFunction = Callable[..., Any]
 class Invocation:
     """One run of the command: its common options, its output, and the client of the selected service.
 
-    The root command makes it, and every command gets it as its first argument, `call`. The options' callbacks fill in
-    `as_json` (--json) and, as typed, `given_data` (--data; None: not given), `given_server` and `given_profile`
-    (--server and --profile; "": not given); read the properties only after that.
+    The options' callbacks fill in `as_json` and the `given_…` attributes; read the properties only after that.
     """
 
     def __init__(self) -> None:
@@ -46,18 +44,12 @@ class Invocation:
 
     @property
     def data(self) -> Path:
-        """The path of the local service's data directory: --data, else FOREWARN_DATA, else the default one.
-
-        The default is `forewarn` below XDG_STATE_HOME or ~/.local/state. The directory may not exist.
-        """
+        """The path of the local service's data directory: --data, else FOREWARN_DATA, else the default one."""
         return data_directory(self.given_data, os.environ)
 
     @cached_property
     def output(self) -> Output:
-        """The Output of this run, which prints JSON if --json was given; made once, at the first use.
-
-        Use it only after the options were parsed.
-        """
+        """The Output of this run, which prints JSON if --json was given; made once, at the first use."""
         return Output(as_json=self.as_json, program=self._command_prefix)
 
     @property
@@ -69,11 +61,7 @@ class Invocation:
 
     @property
     def remote_selection(self) -> RemoteSelection:
-        """The remote service that the options or else the environment select; falsy for the local service.
-
-        Raises Rejected if --data is given together with --server or --profile. After `require_local` the environment is
-        ignored, and this check is not made.
-        """
+        """The remote service that the options or else the environment select; falsy for the local service."""
         flags = RemoteSelection(server=self.given_server, profile=self.given_profile)
         if self._is_local:
             return flags
@@ -86,21 +74,12 @@ class Invocation:
 
     @cached_property
     def remote_profile(self) -> Profile | None:
-        """The profile of the selected remote service; None if the local service is selected.
-
-        Options come before the environment. Raises Rejected for options that contradict each other or a profile that
-        cannot be used, NotFound if the named profile does not exist, Unauthenticated if none is for the selected
-        server.
-        """
+        """The profile of the selected remote service; None if the local service is selected."""
         return resolve_profile(self.remote_selection, self.profiles, os.environ) if self.remote_selection else None
 
     @cached_property
     def api(self) -> ApiClient:
-        """The ApiClient of the selected service, made at the first use; it opens a connection for each call.
-
-        Raises Rejected, NotFound or Unauthenticated if no profile can be chosen for a remote service, as
-        `remote_profile` does. Does not check that the service runs.
-        """
+        """The ApiClient of the selected service, made at the first use; it opens a connection for each call."""
         confirm = None if self.is_confirmed else self._confirm
         if self.remote_profile is not None:
             return ApiClient(RemoteTransport(self.remote_profile), confirm)
@@ -128,10 +107,7 @@ class Invocation:
             raise click.exceptions.Exit(1)
 
     def require_local(self, command: str) -> None:
-        """Select the local service for this run, even if the environment selects a remote one.
-
-        Raises Rejected if --server or --profile was given; `command` is the command's full name, for the message.
-        """
+        """Select the local service for this run, even if the environment selects a remote one."""
         self._is_local = True
         if self.given_server or self.given_profile:
             flag = "--server" if self.given_server else "--profile"
@@ -177,10 +153,7 @@ data_option = click.option(
 
 
 def remote_options(function: CommandFunction, *, hidden: bool = False) -> CommandFunction:
-    """Decorate a command with the options --server and --profile, which select a remote service.
-
-    Their values go to the Invocation, not to the function. With `hidden` the help does not show them.
-    """
+    """Decorate a command with the options --server and --profile, which select a remote service."""
     options = (
         click.option(
             "--server",
@@ -217,54 +190,34 @@ def _with_invocation(function: CommandFunction, *, is_local: bool) -> CommandFun
 
 
 def offline_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command that needs no remote service: it gets the Invocation as its first argument.
-
-    Adds --json. --server and --profile, which the help does not show, are accepted only to be Rejected when the command
-    runs; the environment's remote service is ignored.
-    """
+    """Decorate a command that needs no remote service: it gets the Invocation as its first argument."""
     return remote_options(_with_invocation(function, is_local=True), hidden=True)
 
 
 def local_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command for the service of this machine: it gets the Invocation as its first argument.
-
-    Adds --data and --json. --server and --profile, which the help does not show, are accepted only to be Rejected when
-    the command runs; the environment's remote service is ignored.
-    """
+    """Decorate a command for the service of this machine: it gets the Invocation as its first argument."""
     return data_option(offline_command(function))
 
 
 def profile_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command about sign-in profiles: it gets the Invocation as its first argument.
-
-    Adds --server, --profile and --json, but not --data.
-    """
+    """Decorate a command about sign-in profiles: it gets the Invocation as its first argument."""
     return remote_options(_with_invocation(function, is_local=False))
 
 
 def service_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command that calls the selected service: it gets the Invocation as its first argument.
-
-    Adds --data, --server, --profile and --json, whose values go to the Invocation, not to the function.
-    """
+    """Decorate a command that calls the selected service: it gets the Invocation as its first argument."""
     return data_option(remote_options(_with_invocation(function, is_local=False)))
 
 
 def non_empty_name(text: str) -> str:
-    """Click type of a name: returns it unchanged; raises BadParameter for a blank one.
-
-    A blank one is often a variable of a script that is not set.
-    """
+    """Click type of a name: returns it unchanged; raises BadParameter for a blank one."""
     if not text.strip():
         raise click.BadParameter("the name is empty: give one (in a script, look for a variable that is not set)")
     return text
 
 
 def duration(text: str) -> float:
-    """Click type of a length of time such as 20m, 1h30m or 90 (seconds): returns seconds, 0 or more.
-
-    Raises BadParameter for another text, a negative duration, and one that is too long (`parse_duration`).
-    """
+    """Click type of a length of time such as 20m, 1h30m or 90 (seconds): returns seconds, 0 or more."""
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -273,11 +226,7 @@ def duration(text: str) -> float:
 
 @contextmanager
 def require_server_extra(command: str) -> Iterator[None]:
-    """Context manager for a command's imports; raises Rejected if the [server] extra is not installed.
-
-    It turns a ModuleNotFoundError in its block into Rejected, with the pip command in the message, unless the missing
-    module is one of forewarn's own. `command` is the command without `forewarn`.
-    """
+    """Context manager for a command's imports; raises Rejected if the [server] extra is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

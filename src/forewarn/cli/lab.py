@@ -23,11 +23,7 @@ _STOP_TIMEOUT_S = 60.0
 
 @click.group()
 def lab() -> None:
-    """Run a lab with real VMs on this machine.
-
-    \f
-    A group, which does nothing itself: its commands are `vms` and `down`.
-    """
+    """Run a lab with real VMs on this machine."""
 
 
 @lab.command()
@@ -46,13 +42,6 @@ def vms(call: Invocation, detach: bool, slirp: bool, console: str | None) -> Non
     forewarn restart web-0 --wait
     forewarn rollout start --host host-1 --impact migrate --wait
     forewarn vm console web-0
-
-    \f
-    As root, guests have taps in a namespace per host; otherwise, or with `slirp`, QEMU's user network. If `console` is
-    None, the setting decides. First removes what an earlier lab left, and builds the guest at the first start. With
-    `detach` it returns when the service serves; without, it runs until SIGTERM or Ctrl-C, then removes the lab with all
-    its data. Raises Rejected if a program is missing or the path of the data directory has a comma or a blank, Refused
-    if a lab runs there, or if the directory has another fleet. If the start fails, everything is removed.
     """
     with require_server_extra("lab vms"):
         from forewarn.lab.vms.image import build_image, check_programs, image_directory
@@ -93,10 +82,6 @@ def down(call: Invocation) -> None:
     """End the lab with real VMs, and remove what it created.
 
     Stops the service, ends the guests, and removes their network, disks, events and history.
-
-    \f
-    Succeeds if none runs. Prints how many guests ran. Raises Refused for the data directory of another lab or service,
-    Rejected if its path has a comma or a blank, Unavailable if the service does not end within a minute.
     """
     with require_server_extra("lab down"):
         old = _lab(call, taps=os.geteuid() == 0)

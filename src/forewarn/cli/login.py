@@ -46,15 +46,6 @@ def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path |
     forewarn --profile lab events
 
     Without --secret-file the command prompts for the secret, or reads it from standard input, and saves it.
-
-    \f
-    Server and profile come from --server and --profile or, if neither is given, from the environment; a server is
-    required, and the profile's name is `default` if none is given. Only the path of `secret_file` is saved. If `ca` is
-    None, the file of FOREWARN_CA or else the system's CAs are used. If `issuer` or `scope` (of the token) is "", the
-    server names it. Saves the profile only if the sign-in works, even for a client without a role; replaces one of the
-    same name. Raises Unauthenticated if the secret is refused, Rejected for a wrong option, a secret or secret file
-    that cannot be used, or a file of profiles that others may read, NotFound if `secret_file` does not exist,
-    Unavailable if the server cannot be reached.
     """
     name = require_profile_name(call.remote_selection.profile or DEFAULT_PROFILE)
     if not call.remote_selection.server:
@@ -119,10 +110,6 @@ def logout(call: Invocation) -> None:
     """Delete a profile, and the secret in it.
 
     The secret stays valid on the server; `forewarn access client renew` there replaces it.
-
-    \f
-    The profile is --profile, else the environment's, else `default`; --server does not select one. Deletes no
-    `secret_file`, and calls no service. Raises NotFound if the profile does not exist.
     """
     name = call.remote_selection.profile or DEFAULT_PROFILE
     removed = call.profiles.remove(name)
@@ -135,12 +122,7 @@ def logout(call: Invocation) -> None:
 @click.command()
 @profile_command
 def profiles(call: Invocation) -> None:
-    """Show the profiles that `forewarn login` saved.
-
-    \f
-    Prints the name, server and client of each, and where its secret is, never the secret; marks those that options or
-    environment select. Calls no service. Raises Rejected if others may read the file of profiles, or it cannot be read.
-    """
+    """Show the profiles that `forewarn login` saved."""
     known = call.profiles.read_all()
     used = {name for name in known if _is_selected(call.remote_selection, name, known[name])}
     if call.output.as_json:
@@ -174,12 +156,7 @@ def _profile_row(name: str, profile: Profile, is_used: bool) -> tuple[Cell, ...]
 @click.command()
 @service_command
 def whoami(call: Invocation) -> None:
-    """Show which service answers, and your identity there.
-
-    \f
-    Prints the caller's name, id and roles, and the data directory or URL of the service; with --json it prints the
-    API's answer. A caller without a role gets an answer too. Raises Unauthenticated if a remote sign-in is refused.
-    """
+    """Show which service answers, and your identity there."""
     me = call.api.get("access", "me")
     service = str(call.data) if call.remote_profile is None else call.remote_profile.server
     if call.output.as_json:
@@ -197,14 +174,7 @@ _REDIRECT_PAGE = '<!doctype html><title>forewarn</title><meta http-equiv="refres
 @click.option("--open", "in_browser", is_flag=True, help="Open it in a browser.")
 @service_command
 def portal(call: Invocation, in_browser: bool) -> None:
-    """Print a link that signs you in to the portal once.
-
-    \f
-    The link is valid for 15 minutes. It signs in the caller; the owner of the local service becomes the client `admin`,
-    if that is an administrator. With `in_browser` it also opens the link, by way of a private temporary file that is
-    not deleted; raises Unavailable if no browser can be started. Raises Forbidden unless the caller is an
-    administrator, Refused if the service has no portal, and for users of an external issuer.
-    """
+    """Print a link that signs you in to the portal once."""
     link = _with_reachable_url(call, call.api.post("access", "links"))
     if call.output.as_json:
         call.output.print_json(link)

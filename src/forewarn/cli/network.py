@@ -30,11 +30,7 @@ _STATE_OPTION = click.option(
 
 @click.group()
 def network() -> None:
-    """Give the VMs of this host 169.254.169.254.
-
-    \f
-    A group, which does nothing itself: its commands are `plan`, `apply`, `check` and `remove`.
-    """
+    """Give the VMs of this host 169.254.169.254."""
 
 
 def _source_options(function: CommandFunction) -> CommandFunction:
@@ -67,14 +63,7 @@ def _source_options(function: CommandFunction) -> CommandFunction:
 @click.option("--ruleset", is_flag=True, help="Print only the nftables rules.")
 @service_command
 def plan(call: Invocation, listeners: bool, ruleset: bool, **options: Any) -> None:
-    """Show what apply would set, and change nothing.
-
-    \f
-    `options` has taps, ports, uris, file and state. Needs no privileges. Prints the interfaces and the commands that
-    would set up this host, or only the part that `listeners` or `ruleset` selects; --json prints everything. Devices
-    may be missing. Raises Rejected if a source is wrong, a device does not fit, or a service answers whose fleet does
-    not have a VM that an option or the file names.
-    """
+    """Show what apply would set, and change nothing."""
     from forewarn.guest_network.apply import plan_here
     from forewarn.guest_network.plan import listener_tables, render_listeners
     from forewarn.guest_network.ruleset import render_ruleset
@@ -100,15 +89,6 @@ def apply(call: Invocation, replace_earlier: bool, follow: bool, **options: Any)
     """Set the firewall, addresses and routes for the VMs.
 
     It changes only what differs, and keeps a record, so that `forewarn network remove` restores this host.
-
-    \f
-    `options` has taps, ports, uris, file and state. Prints what it changed. After an error, run it again: it continues.
-    With `follow` it runs until SIGINT or SIGTERM, which leave the host as it is; devices may be missing, VMs that are
-    no longer named are dropped, and later errors are printed and retried. Raises Rejected without root, for wrong
-    sources or VMs that the fleet of a service that answers does not have, and for devices that do not fit or, without
-    `follow`, are missing; Refused if, without `replace_earlier`, it would drop VMs of an earlier plan that came from
-    options or from a source not given now; while rules of the documentation are loaded by hand; and while another
-    command is at work.
     """
     from forewarn.guest_network.apply import apply_plan
     from forewarn.guest_network.follow import follow_devices
@@ -140,12 +120,6 @@ def check(call: Invocation, **options: Any) -> int:
     """Compare this host with the plan.
 
     Exits with 1 if something differs.
-
-    \f
-    `options` has taps, ports, uris, file and state. Prints one line for each difference, also for listeners that a
-    running service lacks. Returns the exit code: 1 if something differs, else 0. Raises Rejected without root, if a
-    source is wrong, a device does not fit, or a service answers whose fleet does not have a VM that an option or the
-    file names.
     """
     from forewarn.guest_network.apply import compare_here
     from forewarn.guest_network.machine import require_root
@@ -169,14 +143,7 @@ def check(call: Invocation, **options: Any) -> int:
 @_STATE_OPTION
 @service_command
 def remove(call: Invocation, state: Path | None) -> None:
-    """Remove what apply has set, and restore this host.
-
-    \f
-    `state` None: the default file. Removes only our own firewall tables, rules, routes and address, and restores the
-    kernel's settings that the record has. Without a record it leaves the address and the kernel's settings as they are;
-    if nothing is applied, it says so. Raises Rejected without root, if the record cannot be read or is of another
-    network namespace, and if `ip` or `nft` fails; Refused while another command is at work.
-    """
+    """Remove what apply has set, and restore this host."""
     from forewarn.guest_network.apply import remove_plan
     from forewarn.guest_network.machine import require_root
     from forewarn.guest_network.record import exclusive_access

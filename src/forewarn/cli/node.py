@@ -17,12 +17,7 @@ from forewarn.log_rate_limit import limit_repeated_messages
 
 @click.group()
 def node() -> None:
-    """Nodes of a cluster: control nodes, and one node per hypervisor host.
-
-    \f
-    A group, which does nothing itself: its commands are `list`, `show` and `resign` for control nodes, and `run` for
-    the node of a host.
-    """
+    """Nodes of a cluster: control nodes, and one node per hypervisor host."""
 
 
 for command in (list_nodes, show_node, resign_node):
@@ -44,13 +39,6 @@ def run_node(call: Invocation, config: Path | None, listen: tuple[str, ...], **o
 
     \b
     forewarn node run --bus nats://10.0.0.1:4222 --host h7 --hypervisor command --config node.toml
-
-    \f
-    Waits while the bus does not answer. Prints the host, its VMs and the listeners once it answers VMs, and again after
-    a restart because the service's rules changed. Runs until SIGTERM or Ctrl-C; SIGHUP replaces its workers. `options`
-    are the command's options by name; unless they are None, they override the settings of environment and file. Raises
-    Rejected for wrong settings, or a data directory or socket that cannot be used, Refused if a node runs in the data
-    directory, or the bus or the service does not accept this one, Unavailable if a worker fails to start.
     """
     with require_server_extra("node run"):
         from forewarn.service.node_process import run_host_node

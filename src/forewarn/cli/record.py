@@ -54,14 +54,6 @@ def record(
 
     Writes each answer that differs from the one before, errors included, at once. Besides answers, times and the
     api-version, it records only the VM's name.
-
-    \f
-    If `out` is None, the file is VM-TIME.jsonl in this directory. `every_s` and `for_s` are in seconds of real time; an
-    endpoint that holds polls is polled again as soon as it answers. Ends after `for_s` (None: never) or at Ctrl-C,
-    which is no error, then prints a summary. `version` is the api-version of the polls. If `endpoint` is None, it comes
-    from the environment, or is discovered. Raises Unreachable if no endpoint is found or nothing accepts the first
-    poll, Rejected if the file exists or cannot be written, or `every_s` is below 0.01; leaves no file if there was no
-    poll.
     """
     if every_s < _MIN_INTERVAL_S:
         raise Rejected(f"--every {every_s:g} s is too often: give {_MIN_INTERVAL_S:g} s or more")
@@ -135,10 +127,6 @@ def _write_durably(file: BinaryIO, part: RecordingHeader | RecordedResponse | Re
 
 
 def _answer_text(answer: RecordedResponse) -> str:
-    """One line about a recorded answer: `incarnation 2: Reboot of web-0 scheduled`, or `…: no events`.
-
-    Else why no answer came, its status if that is not 200, or what is wrong with its document.
-    """
     if answer.status is None:
         return f"no answer: {answer.broke}"
     if answer.status != 200:

@@ -41,13 +41,6 @@ def replay(call: Invocation, file: Path, vm: str, speed: float, loops: int, pair
 
     The VM's scope sees the recorded events, at the pace of the lab's clock, with new ids and times. Nothing is done to
     the VM. A real event of the scope ends the replay.
-
-    \f
-    `vm` is a name, `group/name` or key; all VMs of its scope see the replay. `speed` is 0.01 to 10,000, `loops` 1 to
-    1000; `pairs` are texts OLD=NEW, each with a recorded VM name and the name to show; the recorded VM is shown as `vm`
-    unless they name it. Prints the history entries of the replay while it waits. Returns the exit code: with `wait` 1
-    unless the replay ran to its end, else 0; Ctrl-C ends only the waiting. Raises Rejected if the file or an option is
-    wrong, or outside a lab; NotFound for an unknown VM; Refused if the scope has a live event or another replay.
     """
     recording = _recording_body(_read_file(file))
     body = {"vm": vm, "recording": recording, "speed": speed, "loops": loops, "map": _parse_name_map(pairs)}
@@ -62,13 +55,7 @@ def replay(call: Invocation, file: Path, vm: str, speed: float, loops: int, pair
 @click.option("--stop", metavar="REPLAY", help="Stop this replay: its id, or a unique beginning.")
 @service_command
 def replays(call: Invocation, stop: str | None) -> None:
-    """List the replays, or stop one.
-
-    \f
-    `stop` is the id, or a unique beginning, of the replay to stop, whose scope then shows its own events again. If it
-    is None, prints a table of the running replays and recent ones, oldest first. Raises NotFound, Refused if it is over
-    or several ids begin with it, Conflict if it advances at that moment: try again.
-    """
+    """List the replays, or stop one."""
     if stop is not None:
         _print_replay(call, call.api.delete("replays", stop))
         return

@@ -57,13 +57,7 @@ def _send_maintenance_request(
     short_notice: bool = False,
     dry_run: bool = False,
 ) -> int:
-    """Send a maintenance request for these VMs, print the result, and with `wait` follow it to its end.
-
-    `what` is the request's `ask`, such as "restart". `notice_s` None is the default notice; `short_notice` allows less
-    than the minimum. With `dry_run` only prints a preview. Returns the exit code: 1 if it was followed and did not
-    succeed, else 0. Raises Rejected for a notice of 0 without `short_notice` and for `short_notice` without a notice,
-    and as ApiClient does.
-    """
+    """Send a maintenance request for these VMs, print the result, and with `wait` follow it to its end."""
     if notice_s == 0 and not short_notice:
         raise Rejected(_ZERO_NOTICE)
     if short_notice and notice_s is None:
@@ -91,13 +85,6 @@ def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
 
     Where no VM of the scope has polled for a day, scheduled events are disabled, and VMs restart at once. A production
     service shows which VMs these are, and asks first.
-
-    \f
-    `vms` are names, `group/name` or keys, ignoring letter case. Sends the request `restart` and prints its events.
-    `options` has wait (follow it to its end), notice_s (seconds of lab time; None: the default; 0 needs short_notice),
-    short_notice (allow less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). All VMs or
-    none: NotFound for an unknown one, Refused if the state of one forbids it, Rejected for a wrong notice. Returns the
-    exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
     """
     return _send_maintenance_request(call, "restart", vms, **options)
 
@@ -110,14 +97,6 @@ def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
 
     Where no VM of the scope has polled for a day, scheduled events are disabled, and VMs move at once. A production
     service shows which VMs these are, and asks first.
-
-    \f
-    `vms` are names, `group/name` or keys, ignoring letter case. Sends the request `redeploy` and prints its events.
-    `options` has wait (follow it to its end), notice_s (seconds of lab time; None: the default; 0 needs short_notice),
-    short_notice (allow less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). A VM whose
-    scope has scheduled events disabled is moved at once. All VMs or none: NotFound for an unknown one, Refused if the
-    state of one forbids it or no host can take it, Rejected for a wrong notice. Returns the exit code: 1 if it was
-    followed and did not succeed (it failed or was canceled), else 0.
     """
     return _send_maintenance_request(call, "redeploy", vms, **options)
 
@@ -130,14 +109,6 @@ def evict(call: Invocation, vms: tuple[str, ...], recommend: bool, **options: An
     """Evict Spot VMs, with 30 seconds of notice.
 
     A production service shows what would happen, and asks first.
-
-    \f
-    Sends the request `evict` and prints its events; with `recommend` it sends instead the request
-    `recommend-rebalance`, a SpotRebalanceRecommendation, which is Refused without the setting preview_versions. `vms`
-    are names, `group/name` or keys, ignoring letter case. `options` has wait (follow it to its end), notice_s (seconds
-    of lab time; None: 30, which is also the minimum), short_notice (allow less; needs notice_s) and dry_run (only
-    preview it, send nothing). All VMs or none: NotFound for an unknown one, Refused if one is no Spot VM. Returns the
-    exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
     """
     return _send_maintenance_request(call, "recommend-rebalance" if recommend else "evict", vms, **options)
 
@@ -151,15 +122,6 @@ def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: An
 
     VMs without terminate notification, and VMs in a scope in which no VM has polled for a day, are deleted at once. A
     production service shows what would happen, and asks first.
-
-    \f
-    `vms` are names, `group/name` or keys, ignoring letter case. Sends the request `delete`, or with `scale_in` the
-    request `scale-in`, and prints its events. A VM without terminate notification is deleted at once, and a notice_s
-    for it is Refused. Without `scale_in`, a VM whose scope has scheduled events disabled is deleted at once too.
-    `options` has wait (follow it to its end), notice_s (seconds of lab time; None: the VM's own), short_notice (allow
-    less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). All VMs or none: NotFound for an
-    unknown one, Refused if the state of one forbids it. Returns the exit code: 1 if it was followed and did not
-    succeed, else 0.
     """
     return _send_maintenance_request(call, "scale-in" if scale_in else "delete", vms, **options)
 
@@ -194,13 +156,6 @@ def power(call: Invocation, words: tuple[str, ...], wait: bool, dry_run: bool) -
     """Turn VMs off or on, deallocate, reapply, reimage.
 
     A production service asks before it interrupts a VM.
-
-    \f
-    `words` are VMs (names, `group/name` or keys), then one of off, start, deallocate, reapply and reimage; raises
-    Rejected otherwise. Sends the request for all VMs, and prints what was accepted. It is done at once, with no event,
-    except that a reimage of a VM with OS image notification has a notice. With `dry_run` it only prints a preview.
-    Returns the exit code: 1 if it was followed to its end (`wait`) and did not succeed, else 0. Raises NotFound for an
-    unknown VM, Refused if the state of one forbids it; then nothing is done.
     """
     *vms, what = words
     if not vms or what not in _POWER_ACTIONS:
@@ -219,14 +174,7 @@ def _corrected(words: tuple[str, ...]) -> str:
 @wait_option
 @service_command
 def perform_maintenance(call: Invocation, vm: str, wait: bool) -> int:
-    """Start a VM's pending platform maintenance now.
-
-    \f
-    `vm` is a name, `group/name` or key. Approves its scheduled platform events, for all VMs that they list, so that
-    they start as soon as nothing else holds them back, and prints them, including those approved before. Returns the
-    exit code: with `wait`, which follows the request to its end, 1 unless it succeeded, else 0. Raises NotFound, or
-    Refused if the VM has no such event.
-    """
+    """Start a VM's pending platform maintenance now."""
     answer = call.api.post("vms", vm, "perform-maintenance")
     if wait:
         return wait_for_request(call, answer)

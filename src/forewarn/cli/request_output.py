@@ -48,11 +48,7 @@ def confirm_preview(call: Invocation, preview: JsonObject) -> None:
 
 
 def show_preview(call: Invocation, view: JsonObject) -> None:
-    """Print the API's preview of a request or rollout, the answer to --dry-run; JSON with --json.
-
-    The text says that nothing was changed and what would happen, and has a table of the events that VMs would see, 40
-    at most.
-    """
+    """Print the API's preview of a request or rollout, the answer to --dry-run; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(view)
         return
@@ -92,11 +88,7 @@ _IN_PROGRESS, _SUCCEEDED = "in progress", "succeeded"  # states of a request
 
 
 def show_receipt(call: Invocation, answer: JsonObject) -> None:
-    """Print the API's answer to a request: what was accepted, and its events; JSON with --json.
-
-    The answer has `request`, `events`, the `scopes` of the events and maybe `replaced_events`. Without events, the text
-    says that they follow. Does not wait for the end of the request.
-    """
+    """Print the API's answer to a request: what was accepted, and its events; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(answer)
         return
@@ -123,11 +115,7 @@ def _headline(events: list[JsonObject], listed: list[JsonObject]) -> str:
 
 
 def show_events(call: Invocation, answer: JsonObject) -> None:
-    """Print up to three events of an answer in full, more as a table, then commands to try next.
-
-    Always prints text, and nothing without events. `answer` is the API's answer, with `events`, their `scopes`, and
-    maybe `replaced_events`, the pending events that they replace.
-    """
+    """Print up to three events of an answer in full, more as a table, then commands to try next."""
     now, events = call.api.now(), answer["events"]
     if not events:
         return
@@ -192,9 +180,7 @@ def _print_hints(call: Invocation, events: list[JsonObject]) -> None:
 def wait_for_request(call: Invocation, answer: JsonObject) -> int:
     """Follow a request until it is over, and print the outcome; returns 0 if it succeeded, else 1.
 
-    `answer` is the API's answer to the request. Prints its history entries meanwhile, and the reasons for a failure to
-    stderr; with --json it prints only the final view. After Ctrl-C the request continues: prints how to see its
-    progress, and raises KeyboardInterrupt.
+    After Ctrl-C the request continues: prints how to see its progress, and raises KeyboardInterrupt.
     """
     request_id = answer["request"]["id"]
 

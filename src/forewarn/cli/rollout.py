@@ -35,12 +35,7 @@ _PAUSED_BUT_SCHEDULED = (
 
 @click.group()
 def rollout() -> None:
-    """Roll maintenance out over hosts, scopes or VMs.
-
-    \f
-    A group, which does nothing itself: its commands are `start`, `plan`, `list`, `show`, `pause`, `resume`, `abort`,
-    `hold`, `lift-hold`, `checks`, `check`, and the group `standing`.
-    """
+    """Roll maintenance out over hosts, scopes or VMs."""
 
 
 rollout.add_command(standing_order)
@@ -49,12 +44,7 @@ rollout.add_command(standing_order)
 @rollout.command("list")
 @service_command
 def list_rollouts(call: Invocation) -> None:
-    """List open rollouts and recent ones.
-
-    \f
-    Prints a table with the progress of each, oldest first: open ones, and ended ones among the 10,000 newest requests.
-    Prints a sentence if there are none; with --json, the API's page.
-    """
+    """List open rollouts and recent ones."""
     _print_rollouts(call, call.api.get("rollouts"))
 
 
@@ -63,13 +53,7 @@ def list_rollouts(call: Invocation) -> None:
 @click.option("--watch", is_flag=True, help="Wait until it is over.")
 @service_command
 def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
-    """Show one rollout and its events, by id or unique id prefix.
-
-    \f
-    The letter case of `rollout_id` is ignored; None (not given) is Rejected. Prints its state, progress and events.
-    With `watch` follows it to its end; Ctrl-C ends only the waiting. Returns the exit code: 1 if it was followed and
-    did not complete without failures, else 0. Raises NotFound, or Refused if several ids begin with it.
-    """
+    """Show one rollout and its events, by id or unique id prefix."""
     if rollout_id is None:
         raise Rejected("no rollout is named: give the id of one, which `forewarn rollout list` shows")
     view = call.api.get("rollouts", rollout_id)
@@ -110,11 +94,6 @@ _BAR_PARTS = (
 
 
 def _progress_line(view: JsonObject) -> Text:
-    """How many VMs are in which state: `12 of 40 done · 4 started · 4 scheduled · 20 waiting`.
-
-    `view` is the API's view of a rollout. States without VMs are left out. Once it has ended, VMs that wait are `never
-    started`.
-    """
     tally = view["tally"]
     line = join_text(bold(f"{tally['done']} of {tally['total']} done"))
     for name, style in _BAR_PARTS[1:]:
@@ -136,10 +115,6 @@ def hold(call: Invocation, reason: str) -> None:
     """Hold all rollouts, until `lift-hold`.
 
     Rollouts publish nothing, and none of their events starts without an approval.
-
-    \f
-    Also holds rollouts that start later. Started events go on. Prints a sentence or, with --json, the hold. Raises
-    Rejected for an empty reason, Refused if there is a hold already.
     """
     view = call.api.post("rollouts", "hold", body={"reason": reason})
     if call.output.as_json:
@@ -155,10 +130,6 @@ def lift_hold(call: Invocation) -> None:
     """Lift the hold on all rollouts.
 
     Events whose notice has ended start.
-
-    \f
-    Rollouts publish events again. Prints a sentence or, with --json, the API's view of no hold. Raises Refused if there
-    is no hold.
     """
     view = call.api.post("rollouts", "hold", "lift")
     if call.output.as_json:
@@ -174,12 +145,7 @@ def _print_hold(call: Invocation, view: JsonObject) -> None:
 
 
 def wait_for_rollout(call: Invocation, rollout_id: str) -> int:
-    """Follow a rollout until it is over, print the outcome, and return the exit code.
-
-    `rollout_id` is its full id. The code is 0 if it completed without failed VMs, else 1, with the reason on stderr. On
-    a terminal a live area shows the progress, in a pipe each change is a line, and with --json only the end is printed.
-    Ctrl-C ends only the waiting: prints a note that the rollout goes on, and raises KeyboardInterrupt.
-    """
+    """Follow a rollout until it is over, print the outcome, and return the exit code."""
     printed: list[str] = []
 
     def take_snapshot() -> Snapshot:
@@ -217,10 +183,7 @@ _NO_ROLLOUTS = "There are no rollouts. Start one: forewarn rollout start --all-h
 
 
 def bar_cells(counts: list[int], width: int) -> list[int]:
-    """Return how many cells of a bar each count gets, in order and in proportion; `width` in all.
-
-    If all counts are 0, all get 0; a small count may get none.
-    """
+    """Return how many cells of a bar each count gets, in order and in proportion; `width` in all."""
     total = sum(counts)
     if total == 0:
         return [0] * len(counts)
@@ -229,11 +192,7 @@ def bar_cells(counts: list[int], width: int) -> list[int]:
 
 
 def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
-    """Return a bar of `width` characters with one colour for each state of a rollout's VMs.
-
-    The bar is empty without VMs. `tally` is the API's count of VMs by state: done, failed, withdrawn, not_needed,
-    started, scheduled, waiting.
-    """
+    """Return a bar of `width` characters with one colour for each state of a rollout's VMs."""
     text = Text()
     for cells, (_, style) in zip(
         bar_cells([int(tally[name]) for name, _ in _BAR_PARTS], width), _BAR_PARTS, strict=True
@@ -243,10 +202,6 @@ def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
 
 
 def _rollout_panel(call: Invocation, view: JsonObject) -> RenderableType:
-    """Return what a terminal shows while a rollout runs: title, progress bar, and `_live_event_lines`.
-
-    `view` is the API's view of the rollout.
-    """
     now = call.api.now()
     lines: list[Text] = [rollout_title(call, view), join_text(progress_bar(view["tally"]), "  ", _progress_line(view))]
     lines += [join_text("  ", line) for line in _live_event_lines(view, now)]
@@ -254,10 +209,6 @@ def _rollout_panel(call: Invocation, view: JsonObject) -> RenderableType:
 
 
 def _live_event_lines(view: JsonObject, now: float) -> Iterator[Text]:
-    """Yields a line for each of the first four events that are not over, then how many more there are.
-
-    A line has the status, the update domain, the VMs, and what the event waits for or does.
-    """
     live = [event for event in view.get("events", ()) if event["status"] != "over"]
     for event in live[:4]:
         head = join_text(
@@ -274,20 +225,13 @@ def _activity(event: JsonObject, now: float) -> str:
 
 
 def rollout_title(call: Invocation, view: JsonObject) -> Text:
-    """Return the heading of a rollout: its id (short on a terminal), impact, targets and state.
-
-    `view` is the API's view of the rollout.
-    """
+    """Return the heading of a rollout: its id (short on a terminal), impact, targets and state."""
     title = f"Rollout {call.output.short_id(view['id'])}: {view['impact']} over {_targets_text(view)}"
     return join_text(bold(title), "  ", rollout_state(view))
 
 
 def rollout_state(view: JsonObject) -> Text:
-    """Return a rollout's state in its colour, such as `stopped`.
-
-    It is `completed with 2 failed VMs` if the rollout completed and some VMs failed. `view` is the API's view of the
-    rollout, of which `progress` and `tally` are read.
-    """
+    """Return a rollout's state in its colour, such as `stopped`."""
     failed = view["tally"]["failed"]
     if view["progress"] != "completed" or not failed:
         return state_text(view["progress"])
@@ -301,11 +245,7 @@ def _targets_text(view: JsonObject) -> str:
 
 
 def print_rollout(call: Invocation, view: JsonObject) -> None:
-    """Print one rollout, given as the API's view of it; JSON with --json.
-
-    The text has its title, progress (with a bar on a terminal), wave and windows, why it paused or ended, what it waits
-    for, a table of its events, and, if it has not ended, a hold on all rollouts (to stderr) and commands to try next.
-    """
+    """Print one rollout, given as the API's view of it; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(view)
         return

@@ -16,14 +16,7 @@ from forewarn.cli.rollout_start import read_rollout_text
 @click.option("--limit", type=click.IntRange(1, 500), default=20, metavar="N", help="Show at most N measurements.")
 @service_command
 def checks(call: Invocation, rollout_id: str, limit: int) -> None:
-    """Show the health checks of a rollout and what they found.
-
-    \f
-    `rollout_id` is its id or a unique beginning of it. Prints two tables: the checks with their latest outcome, then
-    the newest `limit` measurements, oldest first; or a sentence if it has no checks. With --json it prints all that the
-    service shows: the newest 500 measurements. Measures nothing. Raises NotFound, or Refused if several ids begin with
-    it.
-    """
+    """Show the health checks of a rollout and what they found."""
     view = call.api.get("rollouts", rollout_id, "checks")
     if call.output.as_json:
         call.output.print_json(view)
@@ -60,12 +53,6 @@ def check(call: Invocation, file: str) -> int:
     """Try each health check of a rollout file once.
 
     The rollout is not started.
-
-    \f
-    `file` is the path of a rollout file. The service performs the checks, which really call their addresses and run
-    their commands, and stores nothing. Prints a table: each check, what it demands, its outcome and what was seen.
-    Returns the exit code: 1 if one of them is not good, else 0. Raises Rejected for a file that cannot be read or used,
-    or has no checks.
     """
     view = call.api.post("rollouts", "check", body={"file": read_rollout_text(file)})
     if call.output.as_json:

@@ -125,20 +125,14 @@ _COMMAND_MODULES = {name: module for section in HELP_SECTIONS.values() for name,
 
 
 class _RootCommand(click.Group):
-    """The root click group: imports a command's module on first use and maps errors to exit codes.
-
-    The module docstring lists the exit codes.
-    """
+    """The root click group: imports a command's module on first use and maps errors to exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all commands, in the order of the help. Imports none of them."""
         return list(_COMMAND_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of a command and return the command; None if the name is unknown.
-
-        `cmd_name` is as typed, such as `perform-maintenance`.
-        """
+        """Import the module of a command and return the command; None if the name is unknown."""
         module_name = _COMMAND_MODULES.get(cmd_name)
         if module_name is None:
             return None
@@ -156,12 +150,7 @@ class _RootCommand(click.Group):
                 formatter.write_dl([(name, c.get_short_help_str(70)) for name, c in commands if c is not None])
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Run the command line and exit; errors go to stderr as a sentence, or as JSON with --json.
-
-        Never returns. Takes the arguments of `click.Group.main`, with a new Invocation. Exit codes: what the command
-        returns, or 0; 1 for a ServiceFailure or a full disk, 3 for Unavailable, 2 for other ForewarnErrors and wrong
-        usage, 130 after Ctrl-C. Other exceptions are raised.
-        """
+        """Run the command line and exit; errors go to stderr as a sentence, or as JSON with --json."""
         kwargs["standalone_mode"] = False
         call = kwargs["obj"] = Invocation()
         # Usage errors are raised before the option callbacks run, and they too must respect --json.
@@ -265,9 +254,5 @@ def forewarn(ctx: click.Context) -> None:
 
     Start a lab with `forewarn up`, then in another terminal try `forewarn fleet show`,
     `forewarn restart VM` and `forewarn events --watch`.
-
-    \f
-    The root of the command line: it imports the module of a command when the command is used, and maps errors to exit
-    codes. Makes the Invocation that the commands of this run share; prints the help if no command is given.
     """
     ctx.ensure_object(Invocation)

@@ -60,16 +60,6 @@ def up(call: Invocation, detach: bool, wait_ready: bool, **options: Any) -> None
     \b
     forewarn up
     forewarn up --detach --wait-ready
-
-    \f
-    Runs the lab in this process: prints what it serves, and where, once it serves, and ends at SIGTERM or Ctrl-C; it is
-    Refused if a service runs in the data directory. With `detach` it starts a process in the background with the
-    options that were typed, prints its process id or, with `wait_ready`, its addresses once it serves, and returns. If
-    a lab already runs or starts in that directory, it starts none, waits until that lab serves, and prints its
-    addresses. `options` are the command's options by name, such as fleet, workers and console; unless they are None,
-    they override the settings of environment and file. Raises Rejected for wrong settings and for `wait_ready` without
-    `detach`; with `detach`, ServiceFailure if the lab ends during its start, Refused if the service that runs there is
-    not a lab, and Unavailable if a lab that it waits for does not serve after two minutes.
     """
     if wait_ready and not detach:
         raise Rejected("--wait-ready needs --detach: without it, the lab runs here and prints when it is ready")
@@ -100,14 +90,6 @@ def serve(call: Invocation, **options: Any) -> None:
     \b
     forewarn serve --hypervisor command --config forewarn.toml
     forewarn serve --store postgresql://forewarn@db/forewarn --name c1 --console-url https://forewarn.example:8443
-
-    \f
-    Prints what it serves, and where, once it serves, and runs until SIGTERM or Ctrl-C; a control node of a cluster also
-    ends, with exit code 4, when another one has taken its lease or its copy may differ from the record: start it again.
-    `options` are the command's options by name, such as fleet, workers and console; unless they are None, they override
-    the settings of environment and file. Raises Rejected for wrong settings or a port that cannot be used, Refused if a
-    service runs in the data directory or its store must not be opened, Unavailable if a worker fails to start or the
-    store cannot be written.
     """
     run_service_command(call, "serve", options, lab=False)
 
@@ -130,15 +112,9 @@ def _load_settings(call: Invocation, options: dict[str, Any], *, lab: bool) -> S
 def run_service_command(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) -> None:
     """Run the service in this process until a signal stops it, and print its banner once it serves.
 
-    `command` is the command that was typed, for messages; `lab` says whether the service is a lab. `options` are the
-    command's options by name, with `config`, `listen` (() for none) and `new_store`, which is removed from `options`;
-    those that are None do not override settings. With the setting `store`, it runs a control node of a cluster instead,
-    and ignores `new_store`; the control node ends the process at once (exit code 4, no cleanup) when another node has
-    taken its lease or its copy may differ from the record. Configures the log of this process. On a terminal the banner
-    has a link that signs in to the portal and, except for `lab vms`, a last line names the pending events. SIGHUP
-    replaces workers; without any, or at a terminal, it stops the service as SIGINT and SIGTERM do. Raises Rejected for
-    wrong settings or a port that cannot be used, Refused if a service runs in the data directory or its store must not
-    be opened, Unavailable if a worker fails to start or the store cannot be written.
+    With the setting `store`, it runs a control node of a cluster instead; that ends the process at once (exit code 4,
+    no cleanup) when another node has taken its lease or its copy may differ from the record. On a terminal the banner
+    has a link that signs in to the portal.
     """
     with require_server_extra(command):
         from forewarn.service.data_directory import live_supervisor_pids
@@ -200,12 +176,6 @@ def sockets(call: Invocation, config: Path | None) -> None:
 
     Run it as root beside a service that has `sockets = "helper"` in the same settings file.
     The service's user owns the data directory, and needs no privileges.
-
-    \f
-    If `config` is None, the settings come from the environment or are the defaults. Runs until SIGINT or SIGTERM.
-    Prints once how many sockets are open, and how many are not yet; it opens the latter when their device, address or
-    namespace exists. Raises Rejected for wrong settings, or a listener or data directory that cannot be used, Refused
-    if another helper runs for that directory.
     """
     with require_server_extra("sockets"):
         from forewarn.metadata.socket_helper import run_socket_helper
@@ -231,13 +201,7 @@ def sockets(call: Invocation, config: Path | None) -> None:
 @click.command()
 @service_command
 def doctor(call: Invocation) -> int:
-    """Check this machine and the service.
-
-    \f
-    The service makes the checks; if no local service runs, this process checks only the machine. Prints each check,
-    with a remedy if it failed. Returns the exit code: 3 if no service runs, 1 if a check failed, else 0. Raises
-    Unavailable, also 3, if a remote service cannot be reached.
-    """
+    """Check this machine and the service."""
     try:
         checks: list[JsonObject] = [*call.api.get("doctor")["checks"], _service_answers_check(call)]
         running = True

@@ -19,11 +19,7 @@ SOCKET_NAME = "forewarn.sock"
 
 
 def data_directory(explicit: str | None, environ: Mapping[str, str]) -> Path:
-    """Return the data directory: `explicit` (--data), else FOREWARN_DATA, else the default one.
-
-    The default is `forewarn` in XDG_STATE_HOME or ~/.local/state. A given path is made absolute, and `~` expanded.
-    `environ` has the environment variables. Creates nothing; the directory may not exist.
-    """
+    """Return the data directory: `explicit` (--data), else FOREWARN_DATA, else the default one."""
     given = explicit or environ.get("FOREWARN_DATA")
     if given:
         return Path(given).expanduser().absolute()
@@ -32,12 +28,7 @@ def data_directory(explicit: str | None, environ: Mapping[str, str]) -> Path:
 
 
 def start_command(data: Path, given_data: str | None = None) -> str:
-    """Return the command that starts a service in this data directory, such as `forewarn up --data DIR`.
-
-    It is `forewarn serve` for a production store, else `forewarn up`. Without the [server] extra it is always `up`,
-    because the store cannot be read. `given_data` is --data as typed, which the command repeats, or None if it was not
-    given. The result is only a text for messages; nothing is started.
-    """
+    """Return the command that starts a service in this data directory, such as `forewarn up --data DIR`."""
     option = f" --data {shlex.quote(given_data)}" if given_data else ""
     if not os.path.isdir(data):
         return f"forewarn up{option}"
@@ -50,20 +41,14 @@ def start_command(data: Path, given_data: str | None = None) -> str:
 
 
 def config_directory(environ: Mapping[str, str]) -> Path:
-    """Return the directory of the user's sign-in profiles: `forewarn` below XDG_CONFIG_HOME or ~/.config.
-
-    It may not exist. `environ` has the environment variables.
-    """
+    """Return the directory of the user's sign-in profiles: `forewarn` below XDG_CONFIG_HOME or ~/.config."""
     config = environ.get("XDG_CONFIG_HOME")
     return (Path(config) if config else Path.home() / ".config") / "forewarn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteSelection:
-    """The remote service that options or environment select: a URL, a profile, or both.
-
-    Falsy if it has neither: then the local service is selected.
-    """
+    """The remote service that options or environment select: a URL, a profile, or both."""
 
     server: str = ""  # its URL as typed, not checked yet; "": that of the profile
     profile: str = ""  # the name of a saved profile; "": not given
@@ -75,9 +60,7 @@ class RemoteSelection:
 def select_remote_service(flags: RemoteSelection, data: str | None, environ: Mapping[str, str]) -> RemoteSelection:
     """Return the remote service that options, else the environment, select; falsy for the local one.
 
-    `flags` are --server and --profile, `data` is --data (None: not given). The variables are FOREWARN_SERVER and
-    FOREWARN_PROFILE. If any option, --data included, selects a service, the environment is ignored, so the two are
-    never mixed. Raises Rejected if --data is given together with --server or --profile.
+    If any option, --data included, selects a service, the environment is ignored, so the two are never mixed.
     """
     if flags and data:
         given = "--server" if flags.server else "--profile"
@@ -92,10 +75,7 @@ _HOST_AND_PORT = re.compile(r"[\w.-]+(:\d{1,5})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """Host and port of a remote service; `str` returns its https URL, without port 443.
-
-    `parse_server_url` makes it from what the user typed.
-    """
+    """Host and port of a remote service; `str` returns its https URL, without port 443."""
 
     host: str  # a name in lower case, or an address; IPv6 without brackets
     port: int  # from 1 to 65535
@@ -106,10 +86,7 @@ class ServerAddress:
 
 
 def parse_server_url(text: str) -> ServerAddress:
-    """Return the address in `https://HOST[:PORT]`, with port 443 by default; Rejected for anything else.
-
-    A final slash and blanks around the text are ignored; a path, query or user name is Rejected.
-    """
+    """Return the address in `https://HOST[:PORT]`, with port 443 by default; Rejected for anything else."""
     try:
         parts = urlsplit(text.strip())
         server = ServerAddress(host=parts.hostname or "", port=443 if parts.port is None else parts.port)

@@ -17,11 +17,7 @@ _MAX_ROWS = 20
 
 @click.group("standing")
 def standing_order() -> None:
-    """Visit every host within an interval, again and again.
-
-    \f
-    A group, which does nothing itself: its commands are `set`, `show` and `remove`.
-    """
+    """Visit every host within an interval, again and again."""
 
 
 @standing_order.command("set")
@@ -61,15 +57,6 @@ def set_order(
     """Visit every host within this time, the longest wait first.
 
     Each visit is a rollout over one host, within windows and budgets.
-
-    \f
-    `within_s` and `notice_s` are in seconds of lab time; a notice of None means the minimum. `impact` is update,
-    migrate or reboot, and `at_once` is how many hosts are visited at a time; `windows` and `blackouts` are texts as
-    users write them, () for none. Replaces the present order. Earlier visits still count, unless they had another
-    impact; visits under way with another impact, notice or windows end and begin again. Prints the order, and a warning
-    if it has too many hosts. Outside of windows events start only with an approval. Raises Rejected for an interval
-    below an hour or above 366 days, an `at_once` above 1,000, a notice that is not possible, wrong windows, or a
-    blackout without a window; Refused if the fleet has no host.
     """
     body: JsonObject = {"within_s": within_s, "impact": impact, "at_once": at_once, "notice_s": notice_s or 0}
     body |= {"windows": list(windows), "blackouts": list(blackouts)}
@@ -79,24 +66,14 @@ def set_order(
 @standing_order.command("show")
 @service_command
 def show_order(call: Invocation) -> None:
-    """Show the standing order, its progress, and which hosts are late.
-
-    \f
-    Prints a table of up to 20 hosts, in the order in which they become late; or a sentence if there is no order. With
-    --json it prints the API's view, with up to 1,000 hosts.
-    """
+    """Show the standing order, its progress, and which hosts are late."""
     _print_order(call, call.api.get("rollouts", "standing-order"))
 
 
 @standing_order.command("remove")
 @service_command
 def remove_order(call: Invocation) -> None:
-    """Remove the standing order; visits that are under way go on.
-
-    \f
-    No further visits begin. Prints a sentence or, with --json, a view whose `is_set` is false. Raises Refused if there
-    is no order.
-    """
+    """Remove the standing order; visits that are under way go on."""
     view = call.api.delete("rollouts", "standing-order")
     if call.output.as_json:
         call.output.print_json(view)

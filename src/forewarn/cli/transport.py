@@ -28,9 +28,7 @@ from forewarn.errors import Rejected, Unauthenticated, Unavailable
 class LocalTransport:
     """Reaches the service on this machine over the unix socket in its data directory `data`.
 
-    It is the Transport of an ApiClient for a local service. Opens a connection for each request, and needs no sign-in.
-    If no service runs, the error names the command that starts one, with `given_data` (--data as typed; None if not
-    given), followed by `extra_remedy`.
+    If no service runs, the error names the command that starts one.
     """
 
     def __init__(self, data: Path, *, given_data: str | None = None, extra_remedy: str = "") -> None:
@@ -39,19 +37,11 @@ class LocalTransport:
 
     @property
     def location(self) -> str:
-        """Where the service is, `in DIRECTORY`, to complete the sentence "the service …"."""
         return f"in {self._data}"
 
     def send(
         self, method: str, target: str, payload: bytes | None, timeout_s: float, headers: Mapping[str, str]
     ) -> HttpAnswer:
-        """Send one request over a new connection, and return the answer, even one with an error status.
-
-        `method` is the HTTP method, `target` the path and query, `payload` the JSON body (None for none). Raises
-        ServiceNotRunning if nothing serves the socket or it belongs to another user, Unavailable if the service accepts
-        no connection, Rejected if the socket's path is too long, TimeoutError if the service is silent for `timeout_s`
-        seconds of real time, OSError or HTTPException if the connection fails later.
-        """
         connection = _UnixSocketConnection(self._data, self._not_running, timeout_s)
         return send_request(connection, method, target, payload, headers)
 
@@ -106,22 +96,12 @@ class BearerToken:
     lifetime_s: float  # as the issuer says; 0: not known, so that it is valid for one request only
 
     def is_valid_at(self, now: float) -> bool:
-        """Return whether the token may still be used at `now`, seconds since 1970 by this machine's clock.
-
-        Returns False in its last minute (in its last half if it lives for less than two minutes), and before its issue,
-        which means that the clock was set back.
-        """
+        """Return whether the token may still be used at `now`, seconds since 1970 by this machine's clock."""
         return self.issued_at <= now < self.issued_at + max(self.lifetime_s - _RENEW_EARLY_S, self.lifetime_s / 2)
 
 
 def _fetch_token(profile: Profile, connect: ConnectFunction, now: float) -> BearerToken:
-    """Sign in with a profile's client secret; returns an access token. Stores nothing.
-
-    `connect` makes a connection to a server, `now` is this machine's time. Issuer and scope come from the server unless
-    the profile has them. Raises Unauthenticated if the issuer refuses the secret; Rejected if the server names no
-    issuer, the issuer no token endpoint, or a URL is not https; Unavailable if one of them fails; and as
-    `Profile.read_secret` and `send_request` do.
-    """
+    """Sign in with a profile's client secret; returns an access token."""
     issuer, scope = profile.issuer, profile.scope
     if not (issuer and scope):
         found = _get_json(f"{profile.server}{_METADATA_PATH}", connect)
@@ -223,9 +203,7 @@ _NAME_MISMATCH_CODES = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRE
 class RemoteTransport:
     """Reaches a service over HTTPS, signed in as the OAuth client (id and secret) of a profile.
 
-    It is the Transport of an ApiClient for a remote service. Signs in with the first request, and again if its token
-    has expired or is refused; keeps the token in memory only. Opens a connection for each request. The constructor
-    connects to nothing, and raises Rejected if the profile's server is not `https://HOST[:PORT]`.
+    Signs in with the first request, and again if its token has expired or is refused; keeps the token in memory only.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -235,21 +213,11 @@ class RemoteTransport:
 
     @property
     def location(self) -> str:
-        """Where the service is, `at URL`, to complete the sentence "the service …"."""
         return f"at {self._server}"
 
     def send(
         self, method: str, target: str, payload: bytes | None, timeout_s: float, headers: Mapping[str, str]
     ) -> HttpAnswer:
-        """Send one request with a valid token; return the answer, even one with an error status.
-
-        `method` is the HTTP method, `target` the path and query, `payload` the JSON body (None for none). Signs in
-        first if it has no valid token. If the server refuses (401) a token that was kept from an earlier request, signs
-        in again and repeats the request once. `timeout_s` limits each of these steps. Raises Unauthenticated if the
-        issuer refuses the secret, Unavailable if server or issuer cannot be reached or the issuer fails (429, 5xx),
-        Rejected if the profile is wrong (its secret, CA, server or issuer), a certificate is not trusted or TLS fails,
-        and OSError or HTTPException if the connection fails.
-        """
         known = self._valid_token()
         token = known or self._fetch_token(timeout_s)
         answer = self._send_with_token(method, target, payload, token, timeout_s, headers)

@@ -17,11 +17,7 @@ from forewarn.namespace_vm.vm_spec import NetworkMode
 
 @click.group()
 def vm() -> None:
-    """Run programs inside VMs.
-
-    \f
-    A group, which does nothing itself: its commands are `run`, `shell`, `list` and `console`.
-    """
+    """Run programs inside VMs."""
 
 
 def _vm_options(function: CommandFunction) -> CommandFunction:
@@ -75,13 +71,6 @@ def run(call: Invocation, command: tuple[str, ...], detached: bool, **options: A
 
     It runs as you, in this directory, and its exit code is returned. Maintenance of the VM affects it: a Freeze
     suspends it, a Reboot stops it and starts it again.
-
-    \f
-    `options` has name (of the VM: a name, `group/name` or key), netns, no_vnet, isolated and grace (seconds between
-    SIGTERM and SIGKILL). This process becomes the VM's supervisor and blocks until the program has ended, even with
-    `detached`. Returns its exit code: 128 plus the number for a signal, 0 if the VM was evicted or deleted, 127 or 126
-    if the program cannot be started. Raises Unavailable if no service answers, Refused if the service or this machine
-    does not allow it, Rejected for both `netns` and `no_vnet`.
     """
     return _run_in_vm(call, command, detached=detached, **options)
 
@@ -90,27 +79,14 @@ def run(call: Invocation, command: tuple[str, ...], detached: bool, **options: A
 @_vm_options
 @local_command
 def shell(call: Invocation, **options: Any) -> int:
-    """Start a shell inside a VM.
-
-    \f
-    Runs $SHELL, or /bin/sh, inside the VM, and blocks until it has ended; returns its exit code, 128 plus the number
-    for a signal. `options` has name (of the VM: a name, `group/name` or key), netns, no_vnet, isolated and grace
-    (seconds). Raises Unavailable if no service answers, Refused if the service or this machine does not allow it,
-    Rejected for both `netns` and `no_vnet`.
-    """
+    """Start a shell inside a VM."""
     return _run_in_vm(call, (os.environ.get("SHELL") or "/bin/sh",), detached=False, **options)
 
 
 @vm.command("list")
 @service_command
 def list_(call: Invocation) -> None:
-    """Show the VMs that run a program.
-
-    \f
-    Prints state, supervisor process, boot id and program of each VM whose supervisor is connected, sorted by VM key,
-    including frozen and stopped ones; or a sentence if there are none. Only namespace VMs are shown: those of `vm run`,
-    and those whose program is in the fleet.
-    """
+    """Show the VMs that run a program."""
     answer = call.api.get("keepers")
     if call.output.as_json:
         call.output.print_json(answer)
@@ -134,12 +110,6 @@ def console(call: Invocation, name: str, log: bool) -> None:
     \b
     forewarn vm console web-0
     forewarn vm console web-0 --log
-
-    \f
-    `name` is a name, `group/name` or key. Needs the service of this data directory to run. Finds the VM on the host
-    where the service has it, and prints the end of what the guest has written, up to 4 KiB. With `log` it then returns;
-    else it connects this terminal to the console until Ctrl-], or until the console closes. Raises NotFound for an
-    unknown VM; without `log`, Rejected if it has no console, Unavailable if that does not answer.
     """
     from forewarn.cli.console import attach, read_backlog
 

@@ -24,11 +24,7 @@ id_argument = click.argument("webhook_id", metavar="WEBHOOK", shell_complete=web
 
 @click.group()
 def webhook() -> None:
-    """Notify other programs of what happens to events and rollouts.
-
-    \f
-    A group, which does nothing itself: its commands are `add`, `list`, `remove` and `test`.
-    """
+    """Notify other programs of what happens to events and rollouts."""
 
 
 @webhook.command("add")
@@ -74,18 +70,6 @@ def add_webhook(
     """Notify URL of what happens to events and rollouts, from now on.
 
     Each delivery is signed.
-
-    \f
-    `schema` is eventgrid or cloudevents. `resource` is a resource id, or the name of a VM or set; `happenings` () means
-    all; `opted_in_only` leaves out VMs whose policy publishes no events. If `rollouts` is None, rollouts are included
-    only if these options and `over_group` filter nothing. `secret_file` is private (mode 0600) and has one line, of 16
-    characters or more without the blanks around it; if it is None, the service makes a secret. With `validate` the
-    webhook is added only if the receiver answers the handshake; with `from_start` it gets the whole history first. The
-    same URL may be added again. Prints the webhook, and its secret once if the service made it (with --json always).
-    Raises Rejected if both `resource` and `over_group` are given (with neither all VMs count), if one is given with
-    `rollouts`, or for a bad URL (it is http or https, ASCII, without user, password and #), resource or secret;
-    NotFound for an unknown name, group or file; Refused if a name is ambiguous, or if the receiver does not answer the
-    handshake.
     """
     body: JsonObject = {"url": url, "schema": schema, "over": _resource_filter(resource, over_group)}
     body |= {"happenings": list(happenings)}
@@ -118,12 +102,7 @@ def _print_added(call: Invocation, view: JsonObject, *, is_made: bool) -> None:
 @webhook.command("list")
 @service_command
 def list_webhooks(call: Invocation) -> None:
-    """Show the webhooks, and the state of their deliveries.
-
-    \f
-    Prints a table, in the order they were added, of receiver, filters, pending messages, and the last delivery or
-    failure; or a sentence if there are none. Secrets, and the queries of URLs, are not shown.
-    """
+    """Show the webhooks, and the state of their deliveries."""
     view = call.api.get("webhooks")
     if call.output.as_json:
         call.output.print_json(view)
@@ -179,13 +158,7 @@ def _delivery_state(view: JsonObject) -> str:
 @id_argument
 @service_command
 def remove_webhook(call: Invocation, webhook_id: str) -> None:
-    """Remove a webhook; its pending messages are dropped.
-
-    \f
-    `webhook_id` is its id, or a unique start of four characters or more. Does not ask for confirmation. Prints the
-    webhook that was removed, and how many pending messages were dropped. Raises NotFound, or Refused if several ids
-    start with it.
-    """
+    """Remove a webhook; its pending messages are dropped."""
     view = call.api.delete("webhooks", webhook_id)
     if call.output.as_json:
         call.output.print_json(view)
@@ -198,13 +171,7 @@ def remove_webhook(call: Invocation, webhook_id: str) -> None:
 @id_argument
 @service_command
 def test_webhook(call: Invocation, webhook_id: str) -> int:
-    """Send it one test message, and show the answer.
-
-    \f
-    `webhook_id` is its id, or a unique start of four characters or more. Waits for the receiver, and prints its answer.
-    A failure is not retried. Returns the exit code: 1 if the receiver did not accept the message, else 0. Raises
-    NotFound, or Refused if several ids start with it.
-    """
+    """Send it one test message, and show the answer."""
     view = call.api.post("webhooks", webhook_id, "test")
     if call.output.as_json:
         call.output.print_json(view)

@@ -21,19 +21,13 @@ _NO_RESPONDERS_PAUSE_S = 0.05  # so that a missing service does not keep a core 
 
 
 class NoAnswer(Unavailable):
-    """Raised by `Bus.request` if a request got no answer in time; it may have been carried out.
-
-    `request_repeatedly` raises it too, and so does `Bus.flush`: at once without a connection, else if the bus does not
-    confirm. Its subclass NoResponders is raised at once if nobody is subscribed or the bus is out of reach: pause
-    before a retry.
-    """
+    """A request got no answer in time; it may have been carried out."""
 
 
 class NoResponders(NoAnswer):
-    """Raised at once by `Bus.request` if nobody is subscribed to the subject, or the bus is out of reach.
+    """Nobody is subscribed to the subject, the bus is out of reach, or the payload is too long: pause before a retry.
 
-    It is also raised for a payload that is too long. Usually the request was not carried out, but it may have been if
-    the connection was lost meanwhile.
+    Usually the request was not carried out, but it may have been if the connection was lost meanwhile.
     """
 
 
@@ -53,9 +47,8 @@ DoubtHandler = Callable[[str], None]  # called with the reason, in words
 class Bus(Protocol):
     """A connection to the bus: publishes, requests and subscribes on subjects. Use it on one event loop.
 
-    Any message may be lost, repeated, late or out of order. Payloads have at most `max_payload_bytes`: a longer message
-    is lost, which is only logged, and a longer request raises NoResponders. `NatsBus` implements it, and connects again
-    by itself; `close` ends it.
+    Any message may be lost, repeated, late or out of order. A message longer than `max_payload_bytes` is lost, which is
+    only logged.
     """
 
     max_payload_bytes: int  # the largest payload that the bus takes
@@ -63,52 +56,33 @@ class Bus(Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether messages can be sent now, as far as this side knows.
-
-        A dead connection is noticed later (by `NatsBus` after about six seconds); False after `close`.
-        """
+        """Whether messages can be sent now, as far as this side knows."""
 
     def publish(self, subject: str, payload: bytes) -> None:
-        """Send a message to the subscribers of this subject; returns at once.
-
-        Without a connection the message is lost: nothing is kept to be sent later. A message that is longer than
-        `max_payload_bytes` is lost, too, and logged. Raises nothing. `payload` is the encoded message.
-        """
+        """Send a message to the subscribers of this subject; returns at once. Nothing is kept to be sent later."""
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
-        """Send a request (`payload`) to a subject, once, and return the payload of the first answer.
-
-        Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed, the bus is out
-        of reach, or the payload is longer than `max_payload_bytes`.
-        """
+        """Send a request (`payload`) to a subject, once, and return the payload of the first answer."""
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
         """Call the handler with each message to this subject, in the order received, until unsubscribed.
 
-        The handler runs on the event loop, so it must not block; its errors are logged. The subscription survives
-        reconnects. `subject` may end with the wildcard `*`. Returns a function that unsubscribes; calling it twice is
-        harmless. Raises Refused if the server does not permit it; without a connection, the server is asked once there
-        is one, and then only `problem` shows a refusal.
+        The handler must not block; its errors are logged. The subscription survives reconnects. Returns a function that
+        unsubscribes. Refused if the server does not permit it; without a connection, only `problem` shows a refusal
+        later.
         """
 
     def subscribe_doubts(self, handler: DoubtHandler) -> Callable[[], None]:
         """Call the handler whenever messages may have been lost: after a reconnect, or if this side was slow.
 
-        The handler gets the reason, "reconnected" or "too slow". Returns a function that ends these calls; calling it
-        twice is harmless.
+        The handler gets the reason, "reconnected" or "too slow". Returns a function that ends these calls.
         """
 
     async def flush(self) -> None:
-        """Wait until the bus has taken everything that was published; raise NoAnswer if it does not.
-
-        It raises at once without a connection, and after a short time (`NatsBus`: 2 s) without a confirmation.
-        """
+        """Wait until the bus has taken everything that was published; raise NoAnswer if it does not."""
 
     async def close(self) -> None:
-        """Close the connection; may be called twice. Messages that were not sent yet are lost.
-
-        Later messages are lost, too, and later requests raise NoResponders.
-        """
+        """Close the connection; may be called twice. Messages that were not sent yet are lost."""
 
 
 async def request_repeatedly(
@@ -122,10 +96,8 @@ async def request_repeatedly(
 ) -> bytes:
     """Send a request again and again until it is answered; return the payload of the first answer.
 
-    The request (`payload`) is sent every `every_s` seconds, and sooner if nobody received it; earlier attempts stay
-    valid. Raises NoAnswer after `within_s` seconds, or as soon as `may_send`, which is called before each attempt,
-    returns False; any error of an attempt counts as no answer. Both times are real time. The receiver may carry the
-    request out more than once.
+    Earlier attempts stay valid, and the receiver may carry the request out more than once. NoAnswer after `within_s`
+    seconds, or as soon as `may_send` returns False.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
@@ -149,19 +121,13 @@ async def request_repeatedly(
 
 
 def subject_token(name: str) -> str:
-    """Return a name as one lower-case token of a subject; only names that differ in case alone share one.
-
-    Characters that a subject cannot have, such as dots and blanks, are percent-encoded.
-    """
+    """Return a name as one lower-case token of a subject; only names that differ in case alone share one."""
     return quote(name.casefold(), safe="").replace(".", "%2E").replace("~", "%7E")
 
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """The names of the bus subjects of one cluster, which all begin with its prefix.
-
-    Names of hosts may be given in any letter case.
-    """
+    """The names of the bus subjects of one cluster, which all begin with its prefix."""
 
     prefix: str = DEFAULT_PREFIX  # without a dot at its end
 
@@ -171,24 +137,15 @@ class Subjects:
         return f"{self.prefix}.heartbeat"
 
     def host(self, host: str) -> str:
-        """Return the subject on which the active control node sends updates and heartbeats to a host's node.
-
-        Nothing is sent there before that node has joined. The messages are `HostUpdate` and `Heartbeat`.
-        """
+        """Return the subject on which the active control node sends updates and heartbeats to a host's node."""
         return f"{self.prefix}.host.{subject_token(host)}"
 
     def ask(self, host: str) -> str:
-        """Return the subject on which this host's node sends requests to the active control node.
-
-        They are joins, requests for parts of the state, and calls of VMs. With "*", it is the pattern for all hosts.
-        """
+        """Return the subject on which this host's node sends requests to the active control node."""
         return f"{self.prefix}.ask.{host if host == '*' else subject_token(host)}"
 
     def seen(self, host: str) -> str:
-        """Return the subject on which this host's node sends its `SeenReport`s to the active control node.
-
-        With "*", it is the pattern for all hosts.
-        """
+        """Return the subject on which this host's node sends its `SeenReport`s to the active control node."""
         return f"{self.prefix}.seen.{host if host == '*' else subject_token(host)}"
 
     def act(self, host: str) -> str:
@@ -196,17 +153,11 @@ class Subjects:
         return f"{self.prefix}.act.{subject_token(host)}"
 
     def inbox(self, name: str) -> str:
-        """Return the prefix of the subjects on which a client of the bus gets answers to its requests.
-
-        `name` is the client's name: that of a host, or of a control node.
-        """
+        """Return the prefix of the subjects on which a client of the bus gets answers to its requests."""
         return f"{self.prefix}.inbox.{subject_token(name)}"
 
     def host_node_permissions(self, host: str) -> dict[str, list[str]]:
-        """Return the subjects that the bus must permit the node of this host, under "publish" and "subscribe".
-
-        The node must also be permitted to answer requests (`allow_responses` in the configuration of NATS).
-        """
+        """Return the subjects that the bus must permit the node of this host, under "publish" and "subscribe"."""
         return {
             "publish": [self.ask(host), self.seen(host)],
             "subscribe": [self.heartbeat, self.host(host), self.act(host), f"{self.inbox(host)}.>"],

@@ -41,11 +41,8 @@ BOUND_ACTS_NAME = "bound-acts"  # of the saved value: act id → host, for acts 
 class ClusterControl:
     """The active control node's side of the bus: the streams to host nodes, and the remote hypervisor.
 
-    Create it inside a running event loop, and give its attribute `hypervisor` to the control plane, which may perform
-    acts with it only after `make_streams`. Then call `attach`, pass `make_streams` to the publisher's start, and
-    finally call `start`; `close` ends it. Before `make_streams`, all methods but `attach` raise AttributeError.
-    `session` tells this process apart from others of the same term. `name` is this node's name, `term` the lease that
-    it holds (None: it has none, and is the only service), `subjects` are the cluster's.
+    Give its attribute `hypervisor` to the control plane, which may perform acts with it only after `make_streams`. Then
+    call `attach`, pass `make_streams` to the publisher's start, and finally call `start`; `close` ends it.
     """
 
     def __init__(
@@ -68,20 +65,11 @@ class ClusterControl:
     def attach(
         self, control: ControlPlane, publisher: MetadataPublisher, backend: MetadataBackend, config: FrontendConfig
     ) -> None:
-        """Keep the control plane and what else `make_streams` needs. Call it once, before `make_streams`.
-
-        `control` has the store and the fleet, `publisher` knows what VMs see, `backend` carries out what VMs ask for,
-        and `config` has the rules by which VMs are answered. Sends nothing.
-        """
+        """Keep the control plane and what else `make_streams` needs. Call it once, before `make_streams`."""
         self._control, self._publisher, self._backend, self._config = control, publisher, backend, config
 
     def make_streams(self, store_tag: str) -> HostStreams:
-        """Make and return the streams to host nodes, to which the publisher then publishes. Sends nothing yet.
-
-        They are also the attribute `streams`, which exists only from then on. The control plane then also knows, for
-        its decisions, which host nodes are silent. `store_tag` is the random tag of the store. Call it once, after
-        `attach`.
-        """
+        """Make and return the streams to host nodes, to which the publisher then publishes. Sends nothing yet."""
         config, control = self._config, self._control
         self._store_tag = store_tag
         self.streams = HostStreams(
@@ -105,11 +93,7 @@ class ClusterControl:
         return self.streams
 
     async def start(self) -> None:
-        """Answer host nodes and send heartbeats from now on, even if the bus is out of reach.
-
-        Also begins, in the background, to have host nodes compare their CPUs with the CPUs that VMs need. Raises
-        Refused if the bus does not permit this client what it needs.
-        """
+        """Answer host nodes and send heartbeats from now on, even if the bus is out of reach."""
         await self.streams.start()
         self._comparing = asyncio.create_task(self.hypervisor.compare_cpus())
 
@@ -121,19 +105,11 @@ class ClusterControl:
         await self.streams.close()
 
     def describe_nodes(self) -> list[dict[str, Any]]:
-        """Return one dictionary per host node that has joined, with plain JSON values, sorted by host.
-
-        Nodes that have left are among them. The keys are host, id, version, machine, pid, hypervisor, workers, vms,
-        silent_s (seconds since it was heard), term and position (None without a report of them), clock_ahead_s and
-        left.
-        """
+        """Return one dictionary per host node that has joined, with plain JSON values, sorted by host."""
         return self.streams.registry.describe(asyncio.get_running_loop().time())
 
     def request_totals(self) -> RequestTotals:
-        """Return the sum of the counts of VMs' requests at all host nodes that have joined.
-
-        Each node counts since it was started, as of its last report; nodes that were replaced count too.
-        """
+        """Return the sum of the counts of VMs' requests at all host nodes that have joined."""
         return self.streams.registry.request_totals()
 
     def _merge(self, report: ObservationReport) -> None:
@@ -220,11 +196,7 @@ class ActBindings:
         self._lock = asyncio.Lock()  # all of them are one saved value
 
     async def bind(self, store: Store, act: Act, host: str) -> str:
-        """Return the host that performs this act: the one that was stored before, otherwise `host`.
-
-        A new choice is durable on return. A stored host that is no longer in the fleet is replaced by `host`. With
-        `host` "" and none stored, returns "" and stores nothing. Raises Unavailable if the choice cannot be stored.
-        """
+        """Return the host that performs this act: the one that was stored before, otherwise `host`."""
         async with self._lock:
             saved = store.load(BOUND_ACTS_NAME)
             bound = msgspec.json.decode(saved, type=dict[str, str]) if saved else {}
@@ -243,11 +215,7 @@ def _is_unfinished(store: Store, act_id: str) -> bool:
 
 
 class CommittedFleet:
-    """The fleet as the store has it, for the streams to host nodes: implements `FleetFacts`.
-
-    `published` returns what the VMs of a scope see; `placement` knows on which host each VM is, and to which one an act
-    brings it.
-    """
+    """The fleet as the store has it, for the streams to host nodes."""
 
     def __init__(self, store: Store, placement: PlacementIndex, published: Callable[[Scope], PublishedScope]) -> None:
         self.published = published
@@ -255,15 +223,9 @@ class CommittedFleet:
         self._placement = placement
 
     def host_name(self, host_key: str) -> str | None:
-        """Return the name of the host with this key (its name in lower case); None if it is not in the fleet."""
         return next((host.name for host in self._placement.hosts() if host_id(host.name) == host_key), None)
 
     def scopes_on(self, host_key: str) -> Iterator[Scope]:
-        """Yield the scopes with a VM on this host, or one that an unfinished act brings to it, each once.
-
-        They are in no particular order. Yields nothing for a host that the fleet does not have. `host_key` is the
-        host's name in lower case.
-        """
         name = self.host_name(host_key)
         if name is None:
             return
@@ -274,5 +236,4 @@ class CommittedFleet:
                 yield scope
 
     def scope_of(self, vm_key: str) -> Scope | None:
-        """Return the stored scope of the VM with this key; None if the VM is unknown or was removed."""
         return self._store.scope(self._placement.scope_of(vm_key)) if self._placement.has_vm(vm_key) else None

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 class HeartbeatSubscription:
     """A host node's subscription to the heartbeats that the active control node sends to all nodes.
 
-    `handler` gets each heartbeat. Call `begin` first, `leave` once the node gets heartbeats on the subject of its own
-    host, `resume` when it doubts that the active node is still the same, and `close` at the end.
+    Call `begin` first, `leave` once the node gets heartbeats on the subject of its own host, `resume` when it doubts
+    that the active node is still the same, and `close` at the end.
     """
 
     def __init__(self, bus: Bus, subjects: Subjects, handler: MessageHandler) -> None:
@@ -35,10 +35,7 @@ class HeartbeatSubscription:
         return self._unsubscribe is not None or self._is_subscribing
 
     async def begin(self) -> None:
-        """Subscribe to the heartbeats for all nodes; does nothing while subscribed, or after `close`.
-
-        Raises Refused if the bus does not permit it.
-        """
+        """Subscribe to the heartbeats for all nodes; does nothing while subscribed, or after `close`."""
         if self.is_subscribed or self._is_closed:
             return
         self._is_subscribing = True
@@ -50,10 +47,7 @@ class HeartbeatSubscription:
             self.leave()
 
     async def resume(self) -> None:
-        """Subscribe again to the heartbeats for all nodes; does nothing while subscribed, or after `close`.
-
-        Unlike `begin`, it does not raise if the bus refuses: it logs that, and the next call tries again.
-        """
+        """Subscribe again to the heartbeats for all nodes; does nothing while subscribed, or after `close`."""
         try:
             await self.begin()
         except Refused as error:

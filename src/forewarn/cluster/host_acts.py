@@ -34,32 +34,21 @@ _RETRY_AFTER_S = 1.0  # lab time
 
 
 class TermMemory(Protocol):
-    """Remembers durably the highest term whose orders this host has obeyed, for each store.
-
-    A term is the number of a control node's lease. A store is known by its tag, which tells stores of different
-    clusters apart.
-    """
+    """Remembers durably the highest term whose orders this host has obeyed, for each store (by its tag)."""
 
     def term_of(self, store_tag: str) -> int:
         """Return the highest term that was stored for the store with this tag; 0 if none was."""
 
     def store_term(self, store_tag: str, term: int) -> None:
-        """Store this term for the store with this tag, durably, before it returns.
-
-        The caller makes sure that it is higher than the one before: that need not be checked. It may block for a moment
-        on the disk. Raises OSError if it fails; then the old term stays.
-        """
+        """Store this term for the store with this tag, durably, before it returns."""
 
 
 class HostActs:
     """Carries out the active control node's orders on a host node, with the hypervisor of this host.
 
-    `on_order` handles the messages on the subject `act.<host>`; it needs a running event loop. `hypervisor` performs
-    the acts. `terms` remembers the highest term that gave an order: orders of an older term are refused, and counted in
-    `refused_for_term`. `show` gets the scopes that come with an order before it is carried out, so that a VM that
-    arrives here never sees an older document than on its source. Repeated orders for an act or step that is still
-    running share its answer; later ones call the hypervisor again, which knows the act by its id. `host` is the name of
-    this host. `close` ends it.
+    `show` gets the scopes that come with an order before it is carried out, so that a VM that arrives here never sees
+    an older document than on its source. Repeated orders for an act or step that is still running share its answer;
+    later ones call the hypervisor again, which knows the act by its id.
     """
 
     def __init__(
@@ -79,10 +68,8 @@ class HostActs:
         """Carry out an order and answer it, after 1.5 s of real time at most; returns at once.
 
         An order that takes longer is answered as under way, and continues. An error of the hypervisor is answered as a
-        refusal, which counts as an attempt at the act, unless it is ActNotTried. An order of an older term is refused,
-        and counted in `refused_for_term`; one of a newer term that cannot be stored is refused, too. It also answers
-        requests to list the VMs of this host (with the reason if they cannot be listed) and to compare CPUs (with
-        whether each can run here). A message that cannot be decoded is logged, and gets no answer.
+        refusal, which counts as an attempt at the act, unless it is ActNotTried. An order of an older term is refused;
+        one of a newer term that cannot be stored is refused, too.
         """
         try:
             order = decode_to_host(message.payload)
@@ -113,11 +100,7 @@ class HostActs:
         answering.add_done_callback(self._answers.discard)
 
     async def close(self) -> None:
-        """Cancel the calls of the hypervisor that are under way, and wait until they have ended.
-
-        Whether an act continues without its call depends on the hypervisor. Orders under way get no answer. End the
-        subscription for orders first: a later order would begin an act that nobody waits for.
-        """
+        """Cancel the calls of the hypervisor that are under way. End the subscription for orders first."""
         tasks = [*self._running.values(), *self._answers]
         for task in tasks:
             task.cancel()

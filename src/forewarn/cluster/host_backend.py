@@ -36,9 +36,8 @@ class HostBackend:
     """The `MetadataBackend` of a host node: sends what VMs ask for to the active control node.
 
     A call is repeated for 5 s, then it raises Unavailable: it may have taken effect, which does no harm when the VM
-    repeats it. It raises Unavailable at once if the active node says that it does not work with this node; `on_denied`
-    gets its reason. `show` gets the scopes that come with a reply, before the VM gets its answer, so that it sees what
-    it caused. `host` is the name of this host, `node_id` the id of this node, `clock` the clock of its VMs.
+    repeats it. `show` gets the scopes that come with a reply, before the VM gets its answer, so that it sees what it
+    caused.
     """
 
     def __init__(
@@ -58,32 +57,16 @@ class HostBackend:
         self._clock = clock
 
     def now(self) -> float:
-        """Return the current time of `clock`, in POSIX seconds; asks nobody."""
         return self._clock.now()
 
     async def enable(self, vm: str) -> None:
-        """Have the active control node enable the scope of this VM (its key); this node shows that on return.
-
-        Raises Unavailable if the active node does not answer for 5 s, or NotFound, Rejected or Unavailable as it
-        replies.
-        """
         await self._call(EnableRequest(next(self._ids), vm))
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
-        """Have the active control node approve events for this VM (its key), all or none; durable on return.
-
-        Returns None, or the id of an event that is unknown: then none is approved. Raises Unavailable if the active
-        node does not answer for 5 s, or NotFound, Rejected or Unavailable as it replies.
-        """
         unknown = await self._call(ApproveRequest(next(self._ids), vm, event_ids))
         return unknown.unknown if isinstance(unknown, RequestDone) else None
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Have the active control node issue a token for a VM's identity and this resource (an audience).
-
-        Returns WrongResource if there are no tokens for the resource. Raises Unavailable if the active node does not
-        answer for 5 s, or NotFound, Rejected or Unavailable as it replies: Rejected if the VM is not on this host.
-        """
         reply = await self._call(WorkerTokenRequest(next(self._ids), identity, resource))
         if isinstance(reply, TokenGranted):
             return reply.token

@@ -17,9 +17,8 @@ from forewarn.workers.messages import FaultsUpdate
 class HostFacts:
     """The scopes and faults that a host node shows its VMs, in memory; empty at first.
 
-    `scopes` has the scopes with VMs on this host or on their way to it, by id; `faults` the active transport faults. A
-    scope never goes back to an older state than it has shown, however the fact arrived. It shows nothing itself: the
-    methods return what has changed.
+    A scope never goes back to an older state than it has shown, however the fact arrived. The methods return what has
+    changed.
     """
 
     def __init__(self) -> None:
@@ -34,19 +33,11 @@ class HostFacts:
         return [vm for scope in self.scopes.values() for vm in scope.update.vms]
 
     def apply(self, facts: Iterable[HostFact]) -> list[HostFact]:
-        """Take over these facts, and return those that change what VMs are shown, in the given order.
-
-        A fact about a scope that is older than one that was taken over before is ignored. Facts that change nothing are
-        left out of the result. Scopes that `facts` do not name stay as they are.
-        """
+        """Take over these facts, and return those that change what VMs are shown, in the given order."""
         return [fact for fact in facts if self._take(fact)]
 
     def install(self, facts: Iterable[HostFact]) -> list[HostFact]:
-        """Take over a complete state: scopes that are not in it leave this host. Return what changes.
-
-        A scope that leaves is returned as a fact without VMs, before the others. The others are in the order of
-        `facts`; those that are known already, or older than what was shown before, are left out.
-        """
+        """Take over a complete state: scopes that are not in it leave this host. Return what changes."""
         facts = tuple(facts)
         named = {fact.update.scope_id for fact in facts if isinstance(fact, HostScope)}
         left = [_without_vms(scope) for scope_id, scope in self.scopes.items() if scope_id not in named]

@@ -72,10 +72,7 @@ _FATAL_DENIALS = (DenialReason.OCCUPIED, DenialReason.REPLACED)
 
 
 class RulesChanged(Exception):
-    """Raised by `HostNode.run`: the active control node has other rules, or another store, than before.
-
-    The rules cannot change while VMs are served: the node must be started again.
-    """
+    """The active control node has other rules, or another store, than before: the node must be started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +89,7 @@ class HostNodeConfig:
 class HostNode:
     """A host node: answers the VMs of one host, and performs the acts that the active control node orders.
 
-    Create it inside a running event loop; `run` serves until `stop` is called. `hypervisor` performs the acts on the
-    VMs of this host; the caller closes it. `terms` remembers the highest term (number of a lease) that ordered an act.
-    `on_serving` is called once, when VMs are first answered. `metrics_sockets` has one per worker, or none. With
-    `clock` None, it uses the system's clock. `facts` and `follower` hold what the active node sent; `frontend` answers
-    VMs (None before the first state); `is_serving` says whether VMs are answered now; `acts` carries out orders.
+    Create it inside a running event loop; `run` serves until `stop` is called. The caller closes `hypervisor`.
     """
 
     def __init__(
@@ -139,11 +132,8 @@ class HostNode:
     async def run(self) -> None:
         """Bind the sockets, join the active control node, serve VMs, and return after `stop`. Call it once.
 
-        Waits as long as the bus or the active node does not answer, or the fleet does not have this host, which is
-        logged. After `stop`, requests in progress have 5 s, and the last reports 1 s. Raises Rejected if a socket
-        cannot be bound; Refused if the bus does not permit what the node needs, or the active node does not work with
-        it (another node has this host, or, at the first join, the protocol differs); RulesChanged if the node must be
-        started again; and Unavailable if a worker fails to start.
+        Waits as long as the bus or the active node does not answer, or the fleet does not have this host. RulesChanged
+        if the node must be started again.
         """
         self._network_listeners.bind()
         bus, unsubscribe = self._bus, [self._heartbeats.close]
@@ -165,10 +155,7 @@ class HostNode:
             await self._shut_down()
 
     def stop(self) -> None:
-        """Let `run` return in order: it answers the requests in progress, and sends the last reports.
-
-        Returns at once, before that is done.
-        """
+        """Let `run` return in order: it answers the requests in progress, and sends the last reports."""
         self._finish(None)
 
     def show(self, facts: Sequence[HostFact], record: RecordPosition) -> None:
@@ -185,35 +172,21 @@ class HostNode:
         return self.follower.silent_s(self._loop.time())
 
     def reload_workers(self, timeout_s: float) -> None:
-        """Start to replace the worker processes, one after the other, in the background; returns at once.
-
-        Each has `timeout_s` seconds for its requests in progress. Does nothing without workers, or while the node does
-        not serve.
-        """
+        """Start to replace the worker processes, one after the other, in the background; returns at once."""
         if self.frontend is not None and self.is_serving:
             self._spawn(self.frontend.reload_workers(timeout_s))
 
     def describe_listeners(self) -> list[dict[str, Any]]:
-        """Return one dictionary per configured network listener, in the order of the settings.
-
-        Its keys: "address", "port", "identity" (an `IdentityKind`), "name" and "open" (whether it is served now).
-        """
+        """Return one dictionary per configured network listener, in the order of the settings."""
         return self._network_listeners.describe()
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of VMs' requests since this node began to serve; zeros before, and after `run`.
-
-        With workers they are as of the workers' last reports.
-        """
+        """Return the counts of VMs' requests since this node began to serve; zeros before, and after `run`."""
         return self.frontend.request_totals() if self.frontend is not None and self.is_serving else RequestTotals()
 
     @property
     def joins(self) -> dict[str, int]:
-        """How often this node had a reason to ask for the complete state, by reason; live, not a copy.
-
-        Every reason of `JOIN_REASONS` is in it, even with 0. A request that is repeated until it is answered counts
-        once.
-        """
+        """How often this node had a reason to ask for the complete state, by reason; live, not a copy."""
         return self.follower.joins
 
     @property

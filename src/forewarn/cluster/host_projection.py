@@ -19,9 +19,7 @@ def host_id(name: str) -> str:
 def vms_by_host(scope: Scope) -> dict[str, tuple[str, ...]]:
     """Return, by host key, the keys of the scope's VMs on that host, or brought to it by a started act.
 
-    Only acts of started events that are not finished count. So the destination of a move knows the VM before it
-    arrives, and meanwhile the VM is listed under both hosts. A VM that is on no host, and brought to none, is left out.
-    A host key is the host's name in lower case; hosts without VMs are left out.
+    So the destination of a move knows the VM before it arrives, and meanwhile the VM is listed under both hosts.
     """
     found: dict[str, dict[str, None]] = {}
     for vm in scope.present_vms:
@@ -42,11 +40,6 @@ def vm_addresses(scope: Scope) -> dict[str, str]:
 def host_scope(
     scope: Scope, published: PublishedScope, vms: Collection[str], addresses: Mapping[str, str]
 ) -> HostScope:
-    """Return what one host must know of this scope: the fact with those of its VMs that are on this host.
-
-    `vms` are the keys of these VMs; `published` is what the VMs of the scope see, `addresses` are their addresses
-    (`vm_addresses`). The result is only for `encode_bus_message`: the facts about VMs in it are plain dictionaries
-    until it is decoded.
-    """
+    """Return what one host must know of this scope: the fact with those of its VMs that are on this host."""
     update = scope_message(published, only=vms)
     return HostScope(update, scope.version, {vm: addresses[vm] for vm in vms if vm in addresses})

@@ -24,8 +24,7 @@ _FOLLOW_AGAIN_S = 5.0  # real time, after the platform's changes could not be fo
 class HostReports:
     """What the hypervisor of a host node knows about its host, for the node's reports.
 
-    `host` is the host's name, ignoring letter case. `changes` counts the changes of VMs that the platform has reported
-    since the start; it is -1 if the hypervisor cannot list its VMs, or its settings say not to look.
+    `changes` counts the changes of VMs that the platform has reported; -1 if VMs are not listed.
     """
 
     def __init__(self, hypervisor: Hypervisor, host: str) -> None:
@@ -38,10 +37,9 @@ class HostReports:
         self.changes = -1 if self._observing is None else 0
 
     def capacity(self) -> HostCapacity | None:
-        """Return what the host has free and what its VMs need, for the next report; None to leave it out.
+        """Return what the host has free and what its VMs need, for the next report; None if it has not changed.
 
-        It is left out if it has not changed since it was last reported, except in every 15th report, and always if the
-        hypervisor knows no capacities. Call it once for each report, because it counts them.
+        Call it once for each report, because it counts them: every 15th has it in any case.
         """
         if self._capacity is None:
             return None
@@ -60,10 +58,7 @@ class HostReports:
         return found
 
     async def follow_changes(self) -> None:
-        """Count the changes of VMs that the platform reports about this host, in `changes`, until cancelled.
-
-        Returns at once if VMs are not listed (`changes` is -1). Errors are logged, and it tries again after 5 s.
-        """
+        """Count the changes of VMs that the platform reports about this host, in `changes`, until cancelled."""
         if self._observing is None:
             return
         while True:
@@ -84,12 +79,7 @@ def _observing_hypervisor(hypervisor: Hypervisor) -> ObservingHypervisor | None:
 
 
 async def answer_comparison(hypervisor: Hypervisor, host: str, request: CompareCpus, message: BusMessage) -> None:
-    """Answer the active control node's request whether this host can run the CPUs of VMs on other hosts.
-
-    `request` is the decoded content of `message`, `host` the name of this host. The answer has a value for each CPU, in
-    order: None if that is not known now. A hypervisor that compares no CPUs is taken to run all of them. An error of
-    the hypervisor passes through, and there is no answer then.
-    """
+    """Answer the active control node's request whether this host can run the CPUs of VMs on other hosts."""
     fits: list[bool | None] = [True] * len(request.cpus)
     if isinstance(hypervisor, CpuHypervisor):
         fits = [await hypervisor.can_run_cpu(host, cpu) for cpu in request.cpus]
@@ -97,11 +87,7 @@ async def answer_comparison(hypervisor: Hypervisor, host: str, request: CompareC
 
 
 async def answer_listing(hypervisor: Hypervisor, host: str, message: BusMessage) -> None:
-    """Answer the active control node's request to list the VMs of this host.
-
-    If they cannot be listed, the answer has the reason instead: a ForewarnError of the hypervisor, or that it lists no
-    VMs. Any other error passes through, without an answer. `host` is the name of this host, `message` the request.
-    """
+    """Answer the active control node's request to list the VMs of this host."""
     observing = _observing_hypervisor(hypervisor)
     folded = host.casefold()
     reply = VmListing(text=f"the node of host {host} does not list VMs")

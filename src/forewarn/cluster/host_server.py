@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 class HostServer:
     """Keeps what a host node's frontend shows to VMs equal to the node's facts.
 
-    Call `show_all` once the frontend is prepared, and `show` with every change of `facts` after that. `listeners` are
-    the configured ones, which may name the VM that calls on them: by name, `group/name` or key, ignoring letter case.
+    Call `show_all` once the frontend is prepared, and `show` with every change of `facts` after that.
     """
 
     def __init__(self, frontend: MetadataFrontend, facts: HostFacts, listeners: Iterable[ListenerSpec]) -> None:
@@ -35,11 +34,7 @@ class HostServer:
         self.show([*self._facts.scopes.values(), self._facts.faults])
 
     def show(self, changes: Iterable[HostFact]) -> None:
-        """Show facts that have changed: publish them, and record where their VMs call from.
-
-        The addresses of VMs that left are released; a scope without VMs has left the host. If several VMs have the name
-        that a listener gives, the listener is assigned to none of them, and that is logged once.
-        """
+        """Show facts that have changed: publish them, and record where their VMs call from."""
         for fact in changes:
             if isinstance(fact, HostScope):
                 self._show_scope(fact)
@@ -48,10 +43,7 @@ class HostServer:
         self._assign_named_places()
 
     def set_stale(self, is_stale: bool) -> None:
-        """Answer polls with 503 (`is_stale` True), or with the documents again (False), from now on.
-
-        Does nothing if that is so already.
-        """
+        """Answer polls with 503 (`is_stale` True), or with the documents again (False), from now on."""
         if is_stale != self._is_stale:
             self._is_stale = is_stale
             for scope in self._facts.scopes.values():

@@ -111,10 +111,7 @@ class FleetFacts(Protocol):
         """Return the name of the host with this key (its name in lower case); None for an unknown host."""
 
     def scopes_on(self, host_key: str) -> Iterable[Scope]:
-        """Return the scopes with a VM on this host, or one that an unfinished act brings to it, each once.
-
-        They are in no particular order; an unknown host has none. `host_key` is the host's name in lower case.
-        """
+        """Return the scopes with a VM on this host, or one that an unfinished act brings to it, each once."""
 
     def scope_of(self, vm_key: str) -> Scope | None:
         """Return the scope of the VM with this key; None if the VM is unknown or was removed."""
@@ -137,11 +134,8 @@ class _Stream:
 class HostStreams:
     """Sends each host node the changes of its host, as a numbered stream, and answers the nodes' requests.
 
-    Create it inside a running event loop. Call `publish_scope` for each scope and `set_faults`, then `start`; call the
-    first two again at every change; `close` ends it. `fleet` says which scopes a host needs; `begin` are the settings
-    for answering VMs, which nodes get when they join; `backend` carries out what VMs ask for; `merge` takes what nodes
-    observed. `session` tells this process apart from others of the same term, `name` is this control node's name,
-    `term` its lease (None: it has none, and is the only service). `registry` has the nodes that have joined.
+    Call `publish_scope` for each scope and `set_faults`, then `start`; call the first two again at every change;
+    `close` ends it.
     """
 
     def __init__(
@@ -179,12 +173,7 @@ class HostStreams:
         return StreamSource(self._term.number, self._session)
 
     async def start(self) -> None:
-        """Answer host nodes, and send heartbeats in the background, until `close`.
-
-        Sends one heartbeat at once. It also works while the bus is out of reach. While the lease is not certainly held,
-        no heartbeats are sent, and nodes that join, report or ask for the state get no answer. Raises Refused if the
-        bus does not permit it; call `close` even then.
-        """
+        """Answer host nodes, and send heartbeats in the background, until `close`."""
         for subject, handler in (
             (self._subjects.ask("*"), self._on_ask),
             (self._subjects.seen("*"), self._on_seen),
@@ -199,10 +188,7 @@ class HostStreams:
         self._spawn(self._send_heartbeats())
 
     async def close(self) -> None:
-        """Stop answering host nodes and sending heartbeats; may be called twice. The bus stays open.
-
-        Calls of VMs that are in progress are cancelled, and get no answer.
-        """
+        """Stop answering host nodes and sending heartbeats; may be called twice. The bus stays open."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         self._unsubscribe.clear()
@@ -214,8 +200,8 @@ class HostStreams:
     def publish_scope(self, scope: Scope, published: PublishedScope) -> None:
         """Send the state of this scope to the hosts of its VMs, and to those that its VMs have just left.
 
-        Each host gets only its own VMs; hosts whose node has not joined get nothing. Returns at once: the messages are
-        sent in the next turn of the event loop. Lost ones are not repeated: the node notices the gap, and joins again.
+        Each host gets only its own VMs. The messages are sent in the next turn of the event loop. Lost ones are not
+        repeated: the node notices the gap, and joins again.
         """
         by_host = vms_by_host(scope)
         placements = frozenset((host, vm) for host, vms in by_host.items() for vm in vms)
@@ -237,10 +223,7 @@ class HostStreams:
                 self._schedule_flush(host)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active transport faults on all hosts; faults of other categories are ignored.
-
-        Returns at once; nodes that join later get them, too.
-        """
+        """Replace the active transport faults on all hosts; faults of other categories are ignored."""
         transport = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
         self._faults = encode_bus_message(FaultsUpdate(transport))
         for host, stream in self._streams.items():
@@ -248,21 +231,14 @@ class HostStreams:
             self._schedule_flush(host)
 
     async def wait_until_published(self) -> None:
-        """Wait until the bus has taken everything that was published, for at most a second.
-
-        Raises nothing if it has not: host nodes may get the messages later.
-        """
+        """Wait until the bus has taken everything that was published, for at most a second."""
         self._flush()
         with suppress(NoAnswer, TimeoutError):
             async with asyncio.timeout(1.0):
                 await self._bus.flush()
 
     def host_scopes(self, host_key: str, vm_key: str) -> tuple[HostScope, ...]:
-        """Return what this host must know now of the scope of this VM: one encoded fact; () for an unknown VM.
-
-        The fact has the scope's VMs on this host, or on their way there; it may have none. `host_key` is the host's
-        name in lower case, `vm_key` the VM's key. Sends nothing.
-        """
+        """Return what this host must know now of the scope of this VM: one encoded fact; () for an unknown VM."""
         scope = self._fleet.scope_of(vm_key)
         # A node that has not joined this process may have shown what the record has lost.
         if scope is None or host_key not in self._streams:

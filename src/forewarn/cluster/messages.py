@@ -160,12 +160,7 @@ class StatePart(_BusMessage, frozen=True):
 
 
 class DenialReason(StrEnum):
-    """Why the active control node does not work with a host node.
-
-    VERSION: another protocol; OCCUPIED: another node of this host is alive; REPLACED: another node of this host has
-    joined since; UNKNOWN_HOST: the fleet has no such host; NOT_JOINED: the node must join first, because the active
-    node is a new process; PART_GONE: the requested state is no longer kept, so join again.
-    """
+    """Why the active control node does not work with a host node."""
 
     VERSION = "version"  # its messages have another protocol
     OCCUPIED = "occupied"  # another node of this host is alive
@@ -315,34 +310,22 @@ def encode_bus_message(message: msgspec.Struct) -> bytes:
 
 
 def decode_to_active(payload: bytes) -> ToActive:
-    """Decode a request or report that a host node sent to the active control node.
-
-    Raises Rejected if the payload is not such a message.
-    """
+    """Decode a request or report that a host node sent to the active control node."""
     return cast(ToActive, _decode(ToActive, payload))
 
 
 def decode_from_active(payload: bytes) -> FromActive:
-    """Decode a heartbeat, update or reply that the active control node sent to a host node.
-
-    Raises Rejected if the payload is not such a message.
-    """
+    """Decode a heartbeat, update or reply that the active control node sent to a host node."""
     return cast(FromActive, _decode(FromActive, payload))
 
 
 def decode_to_host(payload: bytes) -> ToHost:
-    """Decode an order or other request that the active control node sent to a host node.
-
-    Raises Rejected if the payload is not such a message.
-    """
+    """Decode an order or other request that the active control node sent to a host node."""
     return cast(ToHost, _decode(ToHost, payload))
 
 
 def decode_order_reply(payload: bytes) -> OrderReport | OrderRefused:
-    """Decode a host node's reply to an `ActOrder`.
-
-    Raises Rejected if the payload cannot be read, or is a reply to another request.
-    """
+    """Decode a host node's reply to an `ActOrder`."""
     reply = _decode(FromHost, payload)
     if isinstance(reply, VmListing | CpuComparison):
         raise Rejected("a reply on the bus does not answer an order")
@@ -350,10 +333,7 @@ def decode_order_reply(payload: bytes) -> OrderReport | OrderRefused:
 
 
 def decode_vm_listing(payload: bytes) -> VmListing:
-    """Decode a host node's reply to `ListVms`.
-
-    Raises Rejected if the payload cannot be read, or is a reply to another request.
-    """
+    """Decode a host node's reply to `ListVms`."""
     reply = _decode(FromHost, payload)
     if not isinstance(reply, VmListing):
         raise Rejected("a reply on the bus does not answer a request to list VMs")
@@ -361,10 +341,7 @@ def decode_vm_listing(payload: bytes) -> VmListing:
 
 
 def decode_cpu_comparison(payload: bytes) -> CpuComparison:
-    """Decode a host node's reply to `CompareCpus`.
-
-    Raises Rejected if the payload cannot be read, or is a reply to another request.
-    """
+    """Decode a host node's reply to `CompareCpus`."""
     reply = _decode(FromHost, payload)
     if not isinstance(reply, CpuComparison):
         raise Rejected("a reply on the bus does not answer a request to compare CPUs")

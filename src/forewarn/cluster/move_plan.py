@@ -39,11 +39,7 @@ class StepWait:
 
 @dataclass(slots=True)
 class MoveProgress:
-    """What the active control node knows about one move of a VM between two hosts, in memory only.
-
-    A new one, with only the act, begins from the first step: hosts answer repeated steps with what they did. `record`
-    adds the reports of steps.
-    """
+    """What the active control node knows about one move of a VM between two hosts, in memory only."""
 
     act: Act  # the move, with the host that the VM is on now as its source
     reports: dict[MoveStep, StepReport] = field(default_factory=dict)  # of steps that are over
@@ -57,10 +53,7 @@ class MoveProgress:
         return {step: report.done for step, report in self.reports.items() if report.done is not None}
 
     def record(self, step: MoveStep, report: StepReport) -> None:
-        """Take over the report of a step that is over, and add what the step handed over to `given`.
-
-        What this report does not hand over stays as earlier steps left it.
-        """
+        """Take over the report of a step that is over, and add what the step handed over to `given`."""
         assert report.done is not None
         self.reports[step] = report
         found = report.handover
@@ -72,11 +65,10 @@ class MoveProgress:
 
 
 def next_step(progress: MoveProgress) -> StepOrder | ActDone:
-    """Return the next step of the move to order, or how the move ended. Orders and changes nothing.
+    """Return the next step of the move to order, or how the move ended.
 
-    The steps are describe, prepare, release, activate and clean-up, of the source and the destination in turn. A failed
-    release leads to undo, and a failed activation to return (the source takes the VM back), unless the source has
-    failed.
+    A failed release leads to undo, and a failed activation to return (the source takes the VM back), unless the source
+    has failed.
     """
     step = _next_in_order(progress)
     if step is None:
@@ -132,15 +124,11 @@ def after_silence(
     real_now: float,
     is_destination_down: bool = False,
 ) -> StepOrder | StepWait | ActDone:
-    """Return what a move does next if the node that got `order` does not answer. Orders nothing itself.
+    """Return what a move does next if the node that got `order` does not answer: a step, a wait or its end.
 
-    Returns a step to order, a wait with its reason, or how the move ended. It records in `progress` what it concludes
-    from the silence, such as that the VM is released. `text` says, for people, that the node is silent.
-
-    `is_down` and `is_destination_down` say that an operator confirmed the source, or the destination, to be down. A
-    move to a destination that is down ends as failed, and the VM stays on its source or goes back to it, unless the
-    source has failed too. `may_fence` says that a source that has failed may be fenced now. A source that does not
-    answer the clean-up for a minute no longer delays the end. `real_now` is real time in seconds.
+    It records in `progress` what it concludes from the silence, such as that the VM is released. A move to a
+    destination that is down ends as failed, and the VM stays on its source or goes back to it, unless the source has
+    failed too. A source that does not answer the clean-up for a minute no longer delays the end.
     """
     act, step = progress.act, order.step
     if step not in _ON_SOURCE and is_destination_down:
@@ -186,11 +174,7 @@ def _after_loss_of_destination(progress: MoveProgress, step: MoveStep) -> StepOr
 
 
 def after_fencing(progress: MoveProgress, answer: ActDone) -> StepOrder | StepWait | ActDone:
-    """Return what a move does next after its destination tried to fence the source. Orders nothing itself.
-
-    If `answer` is a success, it records the source in `progress` as fenced, and the move goes on with the next step;
-    otherwise the move waits until a person confirms that the source is down.
-    """
+    """Return what a move does next after its destination tried to fence the source. Orders nothing itself."""
     act = progress.act
     if answer.ok:
         progress.given = replace(progress.given, release=MoveRelease.FENCED)

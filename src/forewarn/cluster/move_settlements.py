@@ -29,10 +29,7 @@ class _SavedMoves(msgspec.Struct, frozen=True):
 class MoveSettlements:
     """Remembers in the store what is known of moves that are under way or have failed, by the act's id.
 
-    A failed move is settled when the next move of its VM has made sure that it cannot complete later. This class
-    remembers to which host a settled move brought the VM, whether the destination may have activated the VM without a
-    release by the source, and whether the source takes the VM back. With each change, entries of acts that succeeded,
-    or that the store does not have, are dropped. `store` returns the store; it is called at each use, not before.
+    A failed move is settled when the next move of its VM has made sure that it cannot complete later.
     """
 
     def __init__(self, store: Callable[[], Store]) -> None:
@@ -40,17 +37,11 @@ class MoveSettlements:
         self._lock = asyncio.Lock()  # all of it is one saved value
 
     def found(self, failed: Act) -> str | None:
-        """Return the host to which this failed move had brought the VM when it was settled.
-
-        Returns "" if the VM did not move, or went back; None if the move is not settled yet.
-        """
+        """Return the host to which this failed move had brought the VM when it was settled."""
         return self._load().found.get(failed.id)
 
     def is_fenced(self, failed: Act) -> bool:
-        """Return whether this move's destination may have activated the VM without a release by the source.
-
-        It may if `keep_fenced` was called: the source was fenced, or confirmed to be down.
-        """
+        """Return whether this move's destination may have activated the VM without a release by the source."""
         return failed.id in self._load().fenced
 
     def is_returning(self, failed: Act) -> bool:
@@ -58,29 +49,20 @@ class MoveSettlements:
         return failed.id in self._load().returning
 
     async def keep_found(self, failed: Act, host: str) -> None:
-        """Store that this failed move is settled, and to which host it brought the VM; durable on return.
-
-        `host` is "" if the VM did not move, or went back. Raises Unavailable if it cannot be stored.
-        """
+        """Store that this failed move is settled, and to which host it brought the VM; durable on return."""
         async with self._lock:
             saved = self._load()
             await self._save(replace(saved, found=saved.found | {failed.id: host}))
 
     async def keep_fenced(self, act: Act) -> None:
-        """Store that this move continues without a release by its source, which is fenced or down.
-
-        Durable on return. Writes nothing if it is stored already. Raises Unavailable if it cannot be stored.
-        """
+        """Store that this move continues without a release by its source, which is fenced or down."""
         async with self._lock:
             saved = self._load()
             if act.id not in saved.fenced:
                 await self._save(replace(saved, fenced=(*saved.fenced, act.id)))
 
     async def keep_returning(self, failed: Act) -> None:
-        """Store that the source of this move is about to take the VM back; durable on return.
-
-        Writes nothing if it is stored already. Raises Unavailable if it cannot be stored.
-        """
+        """Store that the source of this move is about to take the VM back; durable on return."""
         async with self._lock:
             saved = self._load()
             if failed.id not in saved.returning:

@@ -33,10 +33,7 @@ _SUBSCRIPTION_VIOLATION, _PUBLISH_VIOLATION = "violation for subscription to", "
 
 
 class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the NATS servers are, and how to sign in there. A path is "" if there is no such file.
-
-    Nothing is checked here: `check_nats` does that.
-    """
+    """Where the NATS servers are, and how to sign in there. A path is "" if there is no such file."""
 
     url: str  # `nats://HOST:PORT` or `tls://HOST:PORT`; several are separated by commas
     credentials: str = ""  # a file with USER:PASSWORD in its first line, or a credentials file of NATS
@@ -56,12 +53,7 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_nats(settings: NatsSettings, *, setting: str = "bus") -> None:
-    """Check settings for NATS without connecting; raise Rejected if they cannot work.
-
-    They cannot if there is no URL, a URL is not nats:// or tls:// with a host, or has a user or password in it, a named
-    file does not exist, or only one of certificate and key is given. What is in the files is not checked. `setting` is
-    the name of the setting with the URLs, for the message, and the prefix of the names of the others.
-    """
+    """Check settings for NATS without connecting; raise Rejected if they cannot work."""
     if not settings.servers:
         raise Rejected(f"setting {setting!r} is empty: give the URL of a NATS server, such as nats://127.0.0.1:4222")
     for server in settings.servers:
@@ -84,9 +76,8 @@ def check_nats(settings: NatsSettings, *, setting: str = "bus") -> None:
 class NatsBus:
     """A connection to NATS: implements `Bus`. It connects again by itself, for ever.
 
-    Make it with `connect`, and end it with `close`. `problem` says what the server last did not permit, "" if nothing;
-    it stays until the server permits a subscription to the same subject. `name` is shown by the server, `inbox` is the
-    prefix of the subjects for answers. `max_payload_bytes` is the server's limit.
+    `problem` says what the server last did not permit; it stays until the server permits a subscription to the same
+    subject.
     """
 
     def __init__(self, settings: NatsSettings, *, name: str, inbox: str) -> None:
@@ -112,10 +103,7 @@ class NatsBus:
     ) -> NatsBus:
         """Connect to the first server that answers, and wait for one without a time limit; return the bus.
 
-        While no server answers, `on_waiting` is called once, with the reason for people. `name` is shown by NATS;
-        `inbox` is the prefix of the subjects for answers. Raises Rejected if nats-py is missing or a file cannot be
-        used, Refused if the server does not accept the credentials, cannot be trusted, or has no TLS although the
-        settings ask for it.
+        While no server answers, `on_waiting` is called once, with the reason for people.
         """
         bus = cls(settings, name=name, inbox=inbox)
         try:
@@ -128,25 +116,14 @@ class NatsBus:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection to a server, as far as this side knows."""
         return self._client is not None and bool(self._client.is_connected)
 
     def publish(self, subject: str, payload: bytes) -> None:
-        """Queue a message for the subscribers of this subject; returns at once.
-
-        The message is lost without a connection, or if the connection breaks before it is sent: nothing is kept to be
-        sent later. `payload` is the encoded message.
-        """
         if self.is_connected:
             self._outbox.append((subject, payload))
             self._has_mail.set()
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
-        """Send a request (`payload`) to a subject, once, and return the payload of the first answer.
-
-        Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed, there is no
-        connection or it breaks, or the payload is longer than `max_payload_bytes`.
-        """
         from nats import errors
 
         if not self.is_connected:
@@ -162,13 +139,6 @@ class NatsBus:
         return bytes(answer.data)
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
-        """Call the handler with each message to this subject, even after a reconnect, until unsubscribed.
-
-        The handler runs on the event loop, so it must not block; its errors are logged. Returns a function that
-        unsubscribes; calling it twice is harmless. Raises Refused if the server does not permit this subscription; then
-        there is none. Without a connection, or a confirmation within 2 s, it returns, and only `problem` shows a later
-        refusal.
-        """
         refused_before = self._refusals.pop(subject.lower(), "")
         self._next_id += 1
         number = self._next_id
@@ -197,10 +167,6 @@ class NatsBus:
         return unsubscribe
 
     def subscribe_doubts(self, handler: DoubtHandler) -> Callable[[], None]:
-        """Call the handler with "reconnected" or "too slow" whenever messages may have been lost.
-
-        Returns a function that ends these calls; calling it twice is harmless.
-        """
         self._doubt_handlers.append(handler)
 
         def unsubscribe() -> None:
@@ -210,10 +176,6 @@ class NatsBus:
         return unsubscribe
 
     async def flush(self) -> None:
-        """Wait until the server has taken everything that was published; it may be lost later all the same.
-
-        Raises NoAnswer at once without a connection, or if the server does not confirm within 2 s.
-        """
         from nats import errors
 
         if not self.is_connected:
@@ -227,7 +189,6 @@ class NatsBus:
             raise NoAnswer(f"NATS at {self._settings.url} does not answer: {error}") from error
 
     async def close(self) -> None:
-        """Close the connection; may be called twice. What was published and not sent yet is lost."""
         self._is_closing = True
         for task in tuple(self._tasks):
             task.cancel()

@@ -37,10 +37,7 @@ class NodeSilence:
 
 @dataclass(slots=True, kw_only=True)
 class JoinedNode:
-    """A host node that has joined the active control node, with its last report. Times are monotonic.
-
-    The `NodeRegistry` makes and changes it; another process of the node gets a new one.
-    """
+    """A host node that has joined the active control node, with its last report. Times are monotonic."""
 
     info: NodeInfo  # which process it is
     host: str  # its name in the fleet
@@ -58,17 +55,11 @@ class JoinedNode:
     request_totals: RequestTotals = field(default_factory=RequestTotals)  # since it was started, as of its last report
 
     def is_silent(self, now: float) -> bool:
-        """Return whether the node has left, or was not heard for over 5 s (SILENT_S).
-
-        `now` is the time of a monotonic clock.
-        """
+        """Return whether the node has left, or was not heard for over 5 s (SILENT_S)."""
         return self.has_left or now - self.heard_at > SILENT_S
 
     def note_heard(self, now: float) -> None:
-        """Record that the node was heard at `now`; if it was silent until then, record that in `silence`.
-
-        `now` is the time of a monotonic clock.
-        """
+        """Record that the node was heard at `now`; if it was silent until then, record that in `silence`."""
         if self.is_silent(now):
             self.silence = NodeSilence(self.heard_at, now)
         self.heard_at = now
@@ -77,8 +68,7 @@ class JoinedNode:
 class NodeRegistry:
     """The host nodes that have joined this control node, one for each host, with their last reports.
 
-    In memory, empty at first. Hosts are named by key (their name in lower case); `now` is always the time of a
-    monotonic clock. A host whose node has not joined counts as silent.
+    Hosts are named by key (their name in lower case). A host whose node has not joined counts as silent.
     """
 
     def __init__(self) -> None:
@@ -88,10 +78,8 @@ class NodeRegistry:
     def admit(self, host_key: str, host: str, join: JoinRequest, now: float) -> NodeDenied | None:
         """Let this node serve the host from now on and return None, or return why it must not.
 
-        It denies a node of another protocol (VERSION), an older process of the node that serves the host (REPLACED),
-        and another node while the present one was heard within 3 s and has not left (OCCUPIED). A later process of the
-        same node (its id) takes over at once. A node that is admitted counts as heard, and replaces another. `host_key`
-        is the host's name in lower case, `host` its name in the fleet, `now` the time of a monotonic clock.
+        A later process of the same node (its id) takes over at once; another node only if the present one has left or
+        was not heard for 3 s.
         """
         info, current = join.node, self._nodes.get(host_key)
         if info.protocol != PROTOCOL:
@@ -122,12 +110,7 @@ class NodeRegistry:
         return None
 
     def check(self, host_key: str, node_id: str, now: float) -> NodeDenied | None:
-        """Record that this host's node was heard and return None, or return why this is not its node.
-
-        The node is denied if no node of the host has joined (NOT_JOINED), or another one has (REPLACED). Does not check
-        which process of the node it is. `node_id` is the id of the node that sent something, `host_key` the host's name
-        in lower case, `now` the time of a monotonic clock.
-        """
+        """Record that this host's node was heard and return None, or return why this is not its node."""
         current = self._nodes.get(host_key)
         if current is None:
             return NodeDenied(DenialReason.NOT_JOINED, "this node has not joined since the service started: join again")
@@ -137,23 +120,14 @@ class NodeRegistry:
         return None
 
     def silence_of(self, host_key: str, now: float) -> NodeSilence | None:
-        """Return the present silence of this host's node, or its latest if it is heard; None if it had none.
-
-        A node that has not joined counts as silent (`since` and `until` are None). `host_key` is the host's name in
-        lower case, `now` the time of a monotonic clock.
-        """
+        """Return the present silence of this host's node, or its latest if it is heard; None if it had none."""
         node = self._nodes.get(host_key)
         if node is None:
             return NodeSilence(None, None)  # it may have been silent when this control node took over
         return NodeSilence(node.heard_at, None) if node.is_silent(now) else node.silence
 
     def record_report(self, host_key: str, report: SeenReport) -> bool:
-        """Record what a report says about the node of this host; return whether the report is new.
-
-        Returns False if the last report had the same number: it was repeated, and is recorded all the same. A report
-        without a capacity or request counts leaves the earlier ones. `host_key` is the host's name in lower case.
-        Raises KeyError if no node of the host has joined: call `check` first.
-        """
+        """Record what a report says about the node of this host; return whether the report is new."""
         node = self._nodes[host_key]
         is_new = node.seen_number != report.number
         node.request_totals = report.report.counted or node.request_totals
@@ -163,32 +137,19 @@ class NodeRegistry:
         return is_new
 
     def find(self, host_key: str) -> JoinedNode | None:
-        """Return the node of this host, even if it is silent or has left; None if none has joined.
-
-        `host_key` is the host's name in lower case.
-        """
+        """Return the node of this host, even if it is silent or has left; None if none has joined."""
         return self._nodes.get(host_key)
 
     def nodes(self) -> list[JoinedNode]:
-        """Return the node of each host that has one, even if it has left, in a new list.
-
-        They are in the order in which their hosts first had a node.
-        """
+        """Return the node of each host that has one, even if it has left, in a new list."""
         return list(self._nodes.values())
 
     def request_totals(self) -> RequestTotals:
-        """Return the sum of the counts of VMs' requests at all nodes, each since it was started.
-
-        They are as of the last reports. Nodes that were replaced since this registry was made count too.
-        """
+        """Return the sum of the counts of VMs' requests at all nodes, each since it was started."""
         return sum_totals(self._totals_of_replaced, *(node.request_totals for node in self._nodes.values()))
 
     def wait_text(self, host_key: str, host: str, now: float) -> str:
-        """Return a text for people that says that something waits for the node of this host, and why.
-
-        It says that the node has not joined, was stopped, or for how long it was not heard, however short that is.
-        `host_key` is the host's name in lower case, `host` its name for the text, `now` the time of a monotonic clock.
-        """
+        """Return a text for people that says that something waits for the node of this host, and why."""
         node = self._nodes.get(host_key)
         if node is None:
             return f"waits for the node of host {host}, which has not joined"
@@ -199,12 +160,7 @@ class NodeRegistry:
         return f"waits for the node of host {host}, silent for {duration_text(round(shown_s))}"
 
     def describe(self, now: float) -> list[dict[str, Any]]:
-        """Return one dictionary per node, even if it has left, for people and programs, sorted by host key.
-
-        Its keys: host, id, version, machine, pid, hypervisor, workers, vms, silent_s (seconds since it was heard), term
-        and position (None unless its last report had one), clock_ahead_s and left (it was stopped). `now` is the time
-        of a monotonic clock.
-        """
+        """Return one dictionary per node, even if it has left, for people and programs, sorted by host key."""
         return [
             {
                 "host": node.host,

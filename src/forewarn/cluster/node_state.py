@@ -22,9 +22,8 @@ class _StoredState(msgspec.Struct, kw_only=True):
 class NodeState:
     """The state file of a host node: its id, how often it was started, and the highest terms it obeyed.
 
-    Make it with `load`; only one process may use the file at a time, which is not checked here. A node that has lost
-    its file is another node: it takes its host over only when the first one is silent, and obeys any term. Implements
-    `TermMemory`.
+    Only one process may use the file at a time, which is not checked here. A node that has lost its file is another
+    node: it takes its host over only when the first one is silent, and obeys any term.
     """
 
     def __init__(self, path: Path, stored: _StoredState) -> None:
@@ -32,11 +31,7 @@ class NodeState:
 
     @classmethod
     def load(cls, path: Path) -> NodeState:
-        """Read the file, or create it with a new random id, and count this start in it, durably.
-
-        Raises Rejected if it cannot be read or written, or is damaged: it is never replaced by a new one then. Its
-        directory must exist.
-        """
+        """Read the file, or create it with a new random id, and count this start. A damaged one is never replaced."""
         try:
             stored = msgspec.json.decode(path.read_bytes(), type=_StoredState)
         except FileNotFoundError:
@@ -64,18 +59,9 @@ class NodeState:
         return self._stored.boot
 
     def term_of(self, store_tag: str) -> int:
-        """Return the highest term (number of a lease) of this store that the node has obeyed; 0 if none.
-
-        `store_tag` tells the stores of different clusters apart.
-        """
         return self._stored.terms.get(store_tag, 0)
 
     def store_term(self, store_tag: str, term: int) -> None:
-        """Store the term (number of a lease) that the node obeys for this store, durably.
-
-        It does not check that the term is higher than before. Raises OSError if the file cannot be written; then the
-        old term stays. `store_tag` tells the stores of different clusters apart.
-        """
         before = dict(self._stored.terms)
         self._stored.terms[store_tag] = term
         try:

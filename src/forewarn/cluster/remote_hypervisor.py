@@ -76,12 +76,7 @@ class _LeaseUnsure(Exception):
 
 
 class RemoteHypervisor:
-    """The `Hypervisor` of a cluster's active control node: orders acts from host nodes.
-
-    It also implements `ObservingHypervisor` and `CapacityHypervisor`, from what the nodes report. Orders go out on
-    `bus`, on the subjects of the hosts in `subjects`. `view` has what it needs to know of the cluster: nodes, the term,
-    and which hosts are confirmed down.
-    """
+    """The `Hypervisor` of a cluster's active control node: orders acts from host nodes, and knows what they report."""
 
     def __init__(self, bus: Bus, subjects: Subjects, view: ClusterView) -> None:
         self._bus, self._subjects, self._view = bus, subjects, view
@@ -93,13 +88,10 @@ class RemoteHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Order the act from its host's node, or the next steps of a move from the nodes of its two hosts.
 
-        Returns how the act ended, or ActUnderWay: then call it again, one call per act at a time. A node that does not
-        answer within 3 s of real time makes the act wait (ActUnderWay), and so do a refusal that is no attempt, and a
-        lease that is not certainly held. A move may take several such orders in one call. Before a move, earlier moves
-        of the VM that failed are undone or completed, so that none can end later; if they brought the VM to the
-        destination, the act is done, else it continues from where the VM is. Raises Unavailable if the node says that
-        the attempt failed with an unknown outcome, if the VM is on no host and no host can perform the act, or if the
-        store cannot be written. `now` is lab time.
+        A node that does not answer within 3 s of real time makes the act wait, and so do a refusal that is no attempt,
+        and a lease that is not certainly held. Before a move, earlier moves of the VM that failed are undone or
+        completed, so that none can end later; if they brought the VM to the destination, the act is done, else it
+        continues from where the VM is.
         """
         host = act.from_host or act.to_host
         try:
@@ -115,82 +107,44 @@ class RemoteHypervisor:
 
     @property
     def observed_hosts(self) -> tuple[str, ...]:
-        """The names of the hosts whose nodes can list their VMs, in no particular order.
-
-        Nodes that are silent are among them, as of their last report.
-        """
         return self._reported.observed_hosts()
 
     @property
     def observe_interval_s(self) -> float:
-        """How often each host is to be observed: 30, in seconds of real time."""
         return OBSERVE_INTERVAL_S
 
     async def observe(self, host: str) -> HostObservation:
-        """Ask the node of this host for its VMs, and return its listing. Changes nothing.
-
-        The listing has a `problem` instead if the host's platform does not answer its node. Waits without a time limit
-        while the node is silent, has not joined or is of an earlier release. Raises Unavailable if the node says that
-        it cannot list its VMs now.
-        """
         return await self._reported.observe(host)
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
-        """Yield the name of a host whenever its node reports that its VMs may have changed. Never ends.
-
-        Reports are looked at once a second, so several changes may be yielded as one.
-        """
         return self._reported.changed_hosts()
 
     @property
     def free_mib(self) -> Mapping[str, int]:
-        """Memory that hosts have free for VMs, in MiB, by host name, as their nodes last reported it.
-
-        Hosts of which it is not known are left out.
-        """
         return {host: each.free_mib for host, each in self._reported.capacities().items() if each.free_mib is not None}
 
     @property
     def size_mib(self) -> Mapping[str, int]:
-        """An empty mapping, because nodes report what each VM needs (`vm_mib`), not what a VM size needs."""
         return {}
 
     @property
     def vm_mib(self) -> Mapping[str, int]:
-        """Memory that each VM needs, in MiB, by the VM's name, as nodes last reported it.
-
-        VMs that no node has reported are left out.
-        """
         return {vm: mib for each in self._reported.capacities().values() for vm, mib in each.vm_mib.items()}
 
     @property
     def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
-        """By VM name, the names of the hosts that cannot run the CPU that the VM needs, as nodes found.
-
-        A VM without an entry fits everywhere, as far as is known.
-        """
         return self._reported.incompatible_hosts()
 
     async def compare_cpus(self) -> None:
-        """Let nodes compare their CPUs with those that VMs on other hosts need; runs until cancelled.
-
-        `incompatible_hosts` has the results.
-        """
+        """Let nodes compare their CPUs with those that VMs on other hosts need; runs until cancelled."""
         await self._reported.compare_cpus()
 
     @property
     def silent_hosts(self) -> frozenset[str]:
-        """The names of the hosts whose platform did not answer its own node, as the nodes last reported.
-
-        A host whose node itself is silent is not added for that.
-        """
         return frozenset(host for host, each in self._reported.capacities().items() if each.is_silent)
 
     async def close(self) -> None:
-        """Forget the moves under way, in memory only: the nodes remember them. The bus stays open.
-
-        May be called twice.
-        """
+        """Forget the moves under way, in memory only: the nodes remember them. The bus stays open."""
         self._moves.clear()
         self._fencing.clear()
 
@@ -258,8 +212,8 @@ class RemoteHypervisor:
     async def _settle_failed_moves(self, act: Act, now: float) -> str | StepWait:
         """Make sure that given-up moves of this VM never complete later; return the host that it is on.
 
-        A move is given up if one of its hosts fails; a node that was out of reach may still have completed it. What was
-        found is durable before the act begins, and is not asked again: afterwards the VM is where the act brings it.
+        A node that was out of reach may still have completed one. What was found is durable before the act begins, and
+        is not asked again: afterwards the VM is where the act brings it.
         """
         moved_to, settlements = "", self._view.settlements
         for stored in self._view.failed_moves(act):
@@ -302,8 +256,8 @@ class RemoteHypervisor:
     async def _take_back(self, failed: Act, now: float) -> str | StepWait:
         """Let the source take back a VM that its destination, which is down, never ran; then "".
 
-        From then on the source does not report its release any more. That it takes the VM back is durable before it is
-        ordered: a destination that is up again does not know that it has lost the VM.
+        That it takes the VM back is durable before it is ordered: a destination that is up again does not know that it
+        has lost the VM.
         """
         await self._view.settlements.keep_returning(failed)
         try:

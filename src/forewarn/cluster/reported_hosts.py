@@ -38,9 +38,7 @@ _UNKNOWN_S = 30.0  # real time, until a node that could not compare a CPU is ask
 class ReportedHosts:
     """Memory, CPUs and VMs of hosts, as their nodes report them to the active control node.
 
-    `nodes` returns the nodes that have joined, in any order. Memory and CPUs come from their last reports; VMs are
-    asked for over `bus`. A node that is silent, or of an earlier release, is waited for: that says nothing about its
-    host.
+    A node that is silent, or of an earlier release, is waited for: that says nothing about its host.
     """
 
     def __init__(self, bus: Bus, subjects: Subjects, nodes: Callable[[], Iterable[JoinedNode]]) -> None:
@@ -50,27 +48,15 @@ class ReportedHosts:
         self._incompatible: dict[str, frozenset[str]] = {}  # VM's name → hosts
 
     def capacities(self) -> dict[str, HostCapacity]:
-        """Return the last reported memory and CPUs of each host, by host name, in a new dict.
-
-        Hosts that have reported none are left out; those whose node is silent or has left are in it.
-        """
+        """Return the last reported memory and CPUs of each host, by host name, in a new dict."""
         return {node.host: node.capacity for node in self._nodes() if node.capacity is not None}
 
     def incompatible_hosts(self) -> dict[str, frozenset[str]]:
-        """Return, by VM name, the names of the hosts that cannot run the CPU that the VM needs.
-
-        VMs that fit everywhere, as far as `compare_cpus` has found out, are left out. The VM's own host is never
-        listed. Do not change the dict: it is the latest result itself.
-        """
+        """Return, by VM name, the names of the hosts that cannot run the CPU that the VM needs."""
         return self._incompatible
 
     async def compare_cpus(self) -> None:
-        """Let the nodes of hosts compare their CPUs with those that VMs on other hosts need; never ends.
-
-        Each CPU is compared once with each process of a node; `incompatible_hosts` has the results. A node that does
-        not answer is asked again a second later, and one that could not compare a CPU after 30 s. An internal error is
-        logged, and does not end it.
-        """
+        """Let the nodes of hosts compare their CPUs with those that VMs on other hosts need; never ends."""
         while True:
             pause_s = _LOOK_S
             try:
@@ -125,19 +111,11 @@ class ReportedHosts:
             self._ask_again_at[process] = now + _UNKNOWN_S
 
     def observed_hosts(self) -> tuple[str, ...]:
-        """Return the names of the hosts whose nodes can list their VMs, in the order of the nodes.
-
-        Nodes that are silent are among them, as of their last report.
-        """
+        """Return the names of the hosts whose nodes can list their VMs, in the order of the nodes."""
         return tuple(node.host for node in self._nodes() if node.changes >= 0)
 
     async def observe(self, host: str) -> HostObservation:
-        """Ask the node of this host (its name in the fleet) for its VMs, and return its listing.
-
-        The listing has a `problem` instead if the host's platform does not answer its node. Waits, without a time
-        limit, for a node that is silent, has not joined, or cannot list VMs, so for ever for an unknown host. Raises
-        Unavailable if the node says that it cannot list them now.
-        """
+        """Ask the node of this host (its name in the fleet) for its VMs, and return its listing."""
         while True:
             listing = await self._ask(host) if self._can_list(host) else None
             if listing is None:
@@ -148,11 +126,7 @@ class ReportedHosts:
                 return replace(listing.observation, host=host)
 
     async def changed_hosts(self) -> AsyncGenerator[str, None]:
-        """Yield the name of a host whenever its node has reported a change of its VMs. Never ends.
-
-        It looks at the reports once a second, so several changes may be yielded as one, and a host that it sees for the
-        first time is not yielded.
-        """
+        """Yield the name of a host whenever its node has reported a change of its VMs. Never ends."""
         known: dict[str, int] = {}
         while True:
             for node in list(self._nodes()):

@@ -85,9 +85,6 @@ class StreamFollower:
     """How a host node follows the numbered stream of its host; a state machine without I/O.
 
     Call `start`, then the other methods as messages arrive, and `on_tick` often; each returns what to do, in order.
-    Updates are applied in the order of their numbers. After any doubt (a missing number, a new active node, a
-    reconnect) it asks for the complete state: it joins. Messages of an older term than it knows are ignored: their
-    sender was deposed.
     """
 
     position: StreamPosition | None = None  # what the node shows; None: no complete state has arrived yet
@@ -108,25 +105,15 @@ class StreamFollower:
         return bool(self._join_reason)
 
     def silent_s(self, now: float) -> float:
-        """Return for how many seconds the active control node was not heard; infinite if never.
-
-        `now` is the time of a monotonic clock.
-        """
+        """Return for how many seconds the active control node was not heard; infinite if never."""
         return now - self._heard_at
 
     def start(self, now: float) -> list[FollowerAction]:
-        """Begin to follow: return the request for the first complete state, to be sent.
-
-        `now` is the time of a monotonic clock.
-        """
+        """Begin to follow: return the request for the first complete state, to be sent."""
         return self._join("start", now)
 
     def on_doubt(self, reason: str, now: float) -> list[FollowerAction]:
-        """Ask for the complete state again, because messages may have been lost; return what to do.
-
-        `reason`, one of JOIN_REASONS, is counted in `joins`. Returns [] if a request was sent less than 0.25 s ago:
-        `on_tick` repeats it. `now` is the time of a monotonic clock.
-        """
+        """Ask for the complete state again, because messages may have been lost; return what to do."""
         return self._join(reason, now)
 
     def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> list[FollowerAction]:
@@ -148,12 +135,7 @@ class StreamFollower:
             self.record = record
 
     def on_update(self, update: HostUpdate, now: float) -> list[FollowerAction]:
-        """Handle an update of the host's stream; return what to do, in order.
-
-        The next number is applied at once. After a missing number, it asks for the complete state, and keeps the update
-        until that has arrived. An update that is shown already, or of an older term, is ignored ([]); one of another
-        process makes this node join it. `now` is the time of a monotonic clock.
-        """
+        """Handle an update of the host's stream; return what to do, in order."""
         source, number = update.position.source, update.position.number
         if self._is_deposed(source):
             return []
@@ -176,10 +158,9 @@ class StreamFollower:
     def on_joined(self, accepted: JoinAccepted, now: float) -> list[FollowerAction]:
         """Handle the reply to a `JoinRequest`; return what to do: show the state, or ask for its next part.
 
-        A reply of a process that was not followed so far makes this node join it, and is taken over too. A reply of the
-        process that it follows is only a sign of life if it is not awaited, is older than what is shown, or comes while
-        parts of an earlier reply are awaited. A reply of an older term is ignored ([]). `now` is the time of a
-        monotonic clock.
+        A reply of a process that was not followed so far makes this node join it. A reply of the process that it
+        follows is only a sign of life if it is not awaited, is older than what is shown, or comes while parts of an
+        earlier reply are awaited.
         """
         source = accepted.position.source
         if self._is_deposed(source):
@@ -194,11 +175,7 @@ class StreamFollower:
         return [*actions, *self._continue_state(now)]
 
     def on_part(self, part: StatePart, now: float) -> list[FollowerAction]:
-        """Take over a part of the awaited state; return what to do: ask for the next part, or show the state.
-
-        With the last part, the updates that came meanwhile follow the state. A part that is known or belongs to another
-        reply is ignored ([]). `now` is the time of a monotonic clock.
-        """
+        """Take over a part of the awaited state; return what to do: ask for the next part, or show the state."""
         state = self._state
         if state is None or part.join_id != state.accepted.join_id or part.index in state.parts:
             return []
@@ -207,10 +184,7 @@ class StreamFollower:
         return self._continue_state(now)
 
     def on_state_gone(self, join_id: str, now: float) -> list[FollowerAction]:
-        """Give up the awaited state, whose parts the active node no longer has; return the new request.
-
-        Returns [] if `join_id` does not belong to the awaited state. `now` is the time of a monotonic clock.
-        """
+        """Give up the awaited state, whose parts the active node no longer has; return the new request."""
         if self._state is None or self._state.accepted.join_id != join_id:
             return []
         self._state = None
@@ -218,10 +192,7 @@ class StreamFollower:
         return self.on_tick(now)
 
     def on_join_denied(self) -> None:
-        """Shorten the pause before the join request is repeated, because the active node denied the last one.
-
-        It otherwise grows with each repetition, so that many nodes do not overload the active node.
-        """
+        """Shorten the pause before the join request is repeated, because the active node denied the last one."""
         self._retry_s = RETRY_S
 
     def on_join_unanswered(self) -> None:
@@ -231,9 +202,8 @@ class StreamFollower:
     def on_position(self, position: StreamPosition, now: float) -> list[FollowerAction]:
         """Compare what is shown with how far the stream is, as the active control node answered a report.
 
-        Returns what to do, usually []; another process than before makes this node join it. If this node stays behind
-        for about a second, `on_tick` joins again. The answer does not prove that the lease is held, so it does not
-        count as hearing the active node (`silent_s`). `now` is the time of a monotonic clock.
+        If this node stays behind for about a second, `on_tick` joins again. The answer does not prove that the lease is
+        held, so it does not count as hearing the active node.
         """
         if self._is_deposed(position.source):
             return []
@@ -245,12 +215,7 @@ class StreamFollower:
         return actions
 
     def on_tick(self, now: float) -> list[FollowerAction]:
-        """Repeat requests that were not answered, and join again if the stream stays ahead; return what to do.
-
-        Call it often. Returns [] if nothing is to be sent. A join request is repeated after 0.25 s, then at growing
-        intervals of up to 2 s, and a state whose parts do not come for 5 s is asked for anew. `now` is the time of a
-        monotonic clock.
-        """
+        """Repeat requests that were not answered, and join again if the stream stays ahead; return what to do."""
         if not self.is_joining:
             if self._behind is None or self.position is None:
                 return []

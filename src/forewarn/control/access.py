@@ -34,11 +34,7 @@ class ClientCredentials:
 
 
 class AccessService:
-    """Adds, renews and removes API clients; grants and revokes roles. `who` is the caller's name.
-
-    A change and its history entry are durable when the method returns. Raises Unavailable, and changes nothing, if the
-    store cannot be written. Rights of the caller are not checked. `new_id` returns a new GUID at each call.
-    """
+    """Adds, renews and removes API clients; grants and revokes roles. The caller's rights are not checked."""
 
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
         self._transactions = transactions
@@ -47,13 +43,7 @@ class AccessService:
         self._write_lock = asyncio.Lock()  # no other change between a check and its commit
 
     async def add_client(self, *, who: str, client_id: str = "", name: str = "") -> ClientCredentials:
-        """Add a client without any role, and return it with its secret; "" as `client_id` makes a new GUID.
-
-        `who` is the caller's name, for the history. Ids are case-insensitive and stored in lower case, without blanks
-        around them; `name` is only for people, "" means none. The secret cannot be read again. Raises Rejected for an
-        id that is not 1 to 100 ASCII letters, digits, `.`, `_` and `-`, the first a letter or digit, and for an
-        unprintable name; Refused for an id in use; or Unavailable. Durable on return, with a history entry.
-        """
+        """Add a client without any role, and return it with its secret, which cannot be read again."""
         wanted = (client_id.strip() or self._new_id()).casefold()
         if not _CLIENT_ID_PATTERN.fullmatch(wanted):
             raise Rejected(
@@ -68,11 +58,9 @@ class AccessService:
             return await self._save_with_new_secret(made, who, "added")
 
     async def renew_secret(self, client_id: str, *, who: str) -> ClientCredentials:
-        """Give a client a new secret, durably, and return both; raises NotFound for an unknown client.
+        """Give a client a new secret, durably, and return both.
 
-        The letter case of the id is ignored. The old secret, and tokens and sessions that were obtained with it, stop
-        working at once. Grants stay. Writes a history entry that names `who`. Raises Unavailable, and changes nothing,
-        if the store cannot be written.
+        The old secret, and tokens and sessions that were obtained with it, stop working at once. Grants stay.
         """
         async with self._write_lock:
             return await self._save_with_new_secret(self.client(client_id), who, "was given a new secret")
@@ -88,8 +76,7 @@ class AccessService:
     async def remove_client(self, client_id: str, *, who: str) -> tuple[RegisteredClient, tuple[Grant, ...]]:
         """Remove a client and all grants to it in one transaction; return (client, grants), as they were.
 
-        The letter case of the id is ignored. Its tokens and sessions stop working at once. A later client with the same
-        id inherits nothing. Writes a history entry. Raises NotFound for an unknown client, or Unavailable.
+        Its tokens and sessions stop working at once. A later client with the same id inherits nothing.
         """
         async with self._write_lock:
             client = self.client(client_id)
@@ -106,11 +93,8 @@ class AccessService:
     async def grant(self, role: Role, *, to: str, over: str, who: str, name: str = "") -> Grant:
         """Grant a role over the resource id `over` to the principal `to`, durably; return the grant.
 
-        `to` is a principal id as `Grant.to` has it: for a client (`client:ID`) the letter case of the ID is ignored;
-        other ids must match exactly. If the principal already has this role over this resource (ignoring letter case),
-        nothing changes, and that grant is returned. `over` `/` means everything. `who` is the caller's name; `name` is
-        what the history calls the principal ("": its id). Raises NotFound if `to` is a client that does not exist;
-        other principals and `over` are not checked. Raises Unavailable.
+        If the principal has this role over this resource already, nothing changes. Principals other than clients, and
+        `over`, are not checked.
         """
         async with self._write_lock:
             if to.startswith(_CLIENT_PREFIX):
@@ -123,12 +107,7 @@ class AccessService:
         return grant
 
     async def revoke(self, grant_id: str, *, who: str, name: str = "") -> Grant:
-        """Remove a grant, durably, and return it; `grant_id` is its id, or a start of it.
-
-        The start has at least four characters; letter case is ignored. `who` is the caller's name; `name` is what the
-        history calls the principal ("": its id). Writes a history entry. Raises NotFound if there is no such grant,
-        Refused if several ids start with it, or Unavailable.
-        """
+        """Remove a grant, durably, and return it; `grant_id` is its id, or a start of it."""
         async with self._write_lock:
             grant = self.find_grant(grant_id)
             entry = self._history_entry(who, f"{_grant_title(grant)} revoked from {name or grant.to}")
@@ -147,11 +126,7 @@ class AccessService:
         return client
 
     def find_grant(self, grant_id: str) -> Grant:
-        """Return the grant with this id, or the only one whose id starts with it (at least four characters).
-
-        Letter case and blanks around it are ignored. Raises NotFound if there is none, or Refused if several ids start
-        with it. Raises Unavailable if the store cannot be read.
-        """
+        """Return the grant with this id, or the only one whose id starts with it (at least four characters)."""
         wanted = grant_id.strip().casefold()
         grants = self._store.grants()
         found = [g for g in grants if g.id == wanted] or [g for g in grants if g.id.startswith(wanted)]

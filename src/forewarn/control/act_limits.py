@@ -19,10 +19,7 @@ _SlotKey = tuple[Verb, str, str]  # verb, host, ""; or of a move: verb, source, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActLimits:
-    """How many attempts at acts may run at the same time, and when an attempt counts as unanswered.
-
-    An attempt is one call of the hypervisor to perform an act.
-    """
+    """How many attempts at acts may run at the same time, and when an attempt counts as unanswered."""
 
     overall: int = 64  # without unanswered attempts: these cost nothing but memory
     per_host: int = 16  # of one verb, unanswered ones included
@@ -33,9 +30,8 @@ class ActLimits:
 class HostLimiter:
     """Counts the attempts in progress on each host, and keeps the acts that wait for a slot there.
 
-    A slot is the right to one more attempt: `ActLimits` says how many each host and each pair of hosts has per verb.
-    Acts of VMs without a host share the slots of the host "". For each act call `acquire_or_wait` and, if that returned
-    True, `release` and `next_waiting` at the end of the attempt. It only counts, in memory, and starts nothing.
+    For each act call `acquire_or_wait` and, if that returned True, `release` and `next_waiting` at the end of the
+    attempt.
     """
 
     def __init__(self, limits: ActLimits) -> None:
@@ -46,18 +42,13 @@ class HostLimiter:
 
     @property
     def blocking_hosts(self) -> dict[str, str]:
-        """The host that each waiting act waits for, by the id of the act; "" for VMs without a host.
-
-        A new dict. It is the destination if all slots between the two hosts of a move are taken.
-        """
+        """The host that each waiting act waits for, by the id of the act; "" for VMs without a host."""
         return {act_id: key[2] or key[1] for act_id, key in self._awaited.items()}
 
     def acquire_or_wait(self, act: Act, queued: QueuedAct) -> bool:
         """Take all slots that the act needs and return True; if one is not free, let it wait and return False.
 
-        It needs a slot on each of its hosts, and of a move also one between the two. If it must wait, it takes none;
-        `next_waiting` yields `queued` (when it is due in lab time, its order among equal times, its id) when the act
-        can be tried again. An act that waits must not be passed a second time before that.
+        An act that waits must not be passed a second time before `next_waiting` has yielded it.
         """
         keys = _slot_keys(act)
         blocked = next((key for key in keys if not self._is_free(key)), None)
@@ -69,10 +60,7 @@ class HostLimiter:
         return False
 
     def release(self, act: Act) -> None:
-        """Free the slots that `acquire_or_wait` took for an act; that they were taken is not checked.
-
-        Call `next_waiting` with the act afterwards.
-        """
+        """Free the slots that `acquire_or_wait` took for an act; that they were taken is not checked."""
         for key in _slot_keys(act):
             self._running[key] -= 1
             if not self._running[key]:
@@ -81,9 +69,8 @@ class HostLimiter:
     def next_waiting(self, act: Act) -> Iterator[QueuedAct]:
         """Remove and yield the act that waited longest for each kind of slot of `act` that has a free one.
 
-        That is at most one act for each host of `act`, and one for the pair. It yields what `acquire_or_wait` was given
-        as `queued`, and takes no slot for it. Call it after each `release`, and again with each act that it yielded if
-        that act was not started: otherwise a slot could stay free while acts wait for it. Use up the iterator.
+        Call it after each `release`, and again with each act that it yielded if that act was not started: otherwise a
+        slot could stay free while acts wait for it. Use up the iterator.
         """
         for key in _slot_keys(act):
             if key in self._waiting and self._is_free(key):

@@ -16,8 +16,7 @@ ProgressListener = Callable[[Act], None]  # called with an act whose report chan
 class ActProgress:
     """What the hypervisor last reported about each act that is under way: a note, and a host it waits for.
 
-    Only reports with a note or an awaited host are kept, in memory. The executor calls `record` after each attempt and
-    `forget` at the end of an act; everything else only reads.
+    The executor calls `record` after each attempt and `forget` at the end of an act.
     """
 
     def __init__(self) -> None:
@@ -25,11 +24,7 @@ class ActProgress:
         self._listeners: list[ProgressListener] = []
 
     def record(self, act: Act, report: ActUnderWay) -> None:
-        """Keep what the hypervisor reported about this act, in place of what it reported before.
-
-        A report with neither a note nor an awaited host only removes the one before. Calls the listeners with the act
-        if the note or the host has changed.
-        """
+        """Keep what the hypervisor reported about this act, in place of what it reported before."""
         before = self._reports.pop(act.id, None)
         if report.note or report.waits_for_host:
             self._reports[act.id] = report
@@ -37,10 +32,7 @@ class ActProgress:
             self._notify(act)
 
     def forget(self, act: Act) -> None:
-        """Drop the report about an act that has ended; does nothing without one. Calls no listener.
-
-        The commit of the outcome follows, and changes everything that shows the act.
-        """
+        """Drop the report about an act that has ended; does nothing without one. Calls no listener."""
         self._reports.pop(act.id, None)
 
     def note(self, act_id: str) -> str:
@@ -49,32 +41,18 @@ class ActProgress:
         return report.note if report is not None else ""
 
     def notes(self) -> dict[str, str]:
-        """Return, in a new dict by act id, a text for people on how each act is going, if it has one.
-
-        A new dict.
-        """
         return {act_id: report.note for act_id, report in self._reports.items() if report.note}
 
     def awaited_hosts(self) -> dict[str, str]:
-        """Return, by act id, the name of the host that each act waits for until it answers the hypervisor.
-
-        Acts that wait for no host are left out. The dict is a new one.
-        """
+        """Return, by act id, the name of the host that each act waits for until it answers the hypervisor."""
         return {act_id: report.waits_for_host for act_id, report in self._reports.items() if report.waits_for_host}
 
     def unreachable_hosts(self) -> frozenset[str]:
-        """Return the names of the hosts that do not answer the hypervisor, as far as acts wait for them.
-
-        Such a host need not have failed: its VMs may be running.
-        """
+        """Return the names of the hosts that do not answer the hypervisor, as far as acts wait for them."""
         return frozenset(self.awaited_hosts().values()) if self._reports else frozenset()
 
     def subscribe(self, listener: ProgressListener) -> Callable[[], None]:
-        """Call `listener` with the act after each change of its report; return a function that ends this.
-
-        Call that function at most once. The end of an act is not a change. Errors of the listener reach the caller of
-        `record`.
-        """
+        """Call `listener` with the act after each change of its report; return a function that ends this."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 

@@ -47,8 +47,7 @@ _COPIED_FIELDS = ("name", "zone", "host", "computer_name", "size", "os_type", *_
 class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A VM to add. Empty fields are filled in from its set, the rest of the fleet, and the defaults.
 
-    Sets, hosts and groups are given by name, ignoring letter case; a set that never had a VM is a new one. Unknown
-    members are rejected.
+    Sets, hosts and groups are given by name; a set that never had a VM is a new one.
     """
 
     name: NonEmptyText  # unique in its resource group, ignoring case
@@ -77,11 +76,7 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def vm_problem_text(problem: FleetFileProblem) -> str:
-    """Return a problem and its remedy as one sentence, in words for one VM instead of a fleet file.
-
-    `problem` was found when the text of `fleet_file_for` was read. Lines and tables of that file, which the user never
-    saw, are not mentioned.
-    """
+    """Return a problem and its remedy as one sentence, in words for one VM instead of a fleet file."""
     text = f"{problem.what}: {problem.remedy}"
     for pattern, words in _VM_WORDS:
         text = pattern.sub(words, text)
@@ -93,12 +88,7 @@ def fleet_file_for(
 ) -> str:
     """Return the text of a fleet file (TOML) with this VM, its set, the known subscriptions and all hosts.
 
-    The VM's missing location, domains and placement group are filled in; no other VM is in the file. `usual_group` is
-    the subscription id and resource group to use if the VM names none; None means the defaults of a fleet file.
-    `subscriptions` are ids. Writes nothing. Raises Rejected if the name contains braces, if the set does not have the
-    VM's update domain or fault domain, or if hosts are in several locations and neither the VM, its set nor its host
-    decides; or Unavailable. Other mistakes, such as an unknown host, are only found when the text is read: see
-    `vm_problem_text`.
+    Mistakes such as an unknown host are only found when the text is read: see `vm_problem_text`.
     """
     if "{" in new_vm.name or "}" in new_vm.name:
         raise Rejected(f"the name {new_vm.name!r} contains braces: give the name of one VM, such as 'web-3'")

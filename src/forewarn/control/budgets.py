@@ -42,10 +42,7 @@ _LIVE = (EventState.SCHEDULED, EventState.STARTED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetUse:
-    """How much of one group of a budget is used now, as `BudgetService.uses` returns it.
-
-    A budget limits how many VMs may be out of service at once; a group is the VMs that it counts together.
-    """
+    """How much of one group of a budget is used now, as `BudgetService.uses` returns it."""
 
     title: str  # of the group, such as `location westeurope`; "" if the budget counts everything
     limit: int  # VMs that may be out at once
@@ -78,10 +75,7 @@ def _planned_reservation(planned: PlannedEvent) -> _Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideCounts:
-    """The VMs that a dry run does not copy, counted in the groups of budgets: how many, and which are out.
-
-    `BudgetService.counts_without` makes it, and `add_counts` of the copy takes it.
-    """
+    """The VMs that a dry run does not copy, counted in the groups of budgets: how many, and which are out."""
 
     sizes: Mapping[BudgetGroup, int]  # how many present VMs each group has
     out: Mapping[BudgetGroup, Mapping[str, str]]  # group → key → name of each VM that is out of service or reserved
@@ -94,12 +88,9 @@ def _decode(raw: bytes) -> list[Budget]:
 class BudgetService:
     """Sets, removes and lists budgets, and knows which VMs are out of service for them.
 
-    A budget limits how many VMs may be out of service at once before rollouts wait. What is out is counted
-    incrementally, commit by commit, so a rollout does not read all VMs for it. The constructor reads the budgets from
-    the store, and, if there are any, all VMs and live events. If the store cannot be read when a commit changes
-    budgets, everything is counted when it is next asked what is out, which raises Unavailable as long as that fails.
-    Hold `lock` while you decide with a ledger and commit the result, so that no budget changes in between. `waiting`
-    has, by the id of a request, the shortages for which its rollout waits. `is_used` says whether there are budgets.
+    What is out is counted incrementally, commit by commit, so a rollout does not read all VMs for it. Hold `lock` while
+    you decide with a ledger and commit the result, so that no budget changes in between. `waiting` has, by the id of a
+    request, the shortages for which its rollout waits.
     """
 
     def __init__(self, transactions: ScopeTransactions) -> None:
@@ -128,12 +119,7 @@ class BudgetService:
         return budget
 
     async def set_budget(self, budget: Budget, *, who: str) -> Budget:
-        """Store a budget durably, in place of one of its name, and return it; later publications keep to it.
-
-        Events that are published already stay. `who` is the caller's name. Raises Rejected for a name that is not up to
-        60 letters, digits, `-`, `_` and `.`, for no limit or two (VMs and percent), for a location, tag or tag value
-        that no VM has, or if there are 100 others; or Unavailable. The history gets an entry.
-        """
+        """Store a budget durably, in place of one of its name, and return it; later publications keep to it."""
         async with self.lock:
             others = [other for other in self.budgets() if other.key != budget.key]
             check_budget(budget, self._store.vms(), others)
@@ -142,11 +128,7 @@ class BudgetService:
         return budget
 
     async def remove_budget(self, name: str, *, who: str) -> Budget:
-        """Remove the budget of this name, ignoring letter case, durably, and return it.
-
-        Rollouts that waited for it go on. `who` is the caller's name. Raises NotFound or Unavailable. The history gets
-        an entry.
-        """
+        """Remove the budget of this name, ignoring letter case, durably, and return it."""
         async with self.lock:
             budget = self.find(name)
             others = [other for other in self.budgets() if other.key != budget.key]
@@ -162,8 +144,7 @@ class BudgetService:
     def ledger(self) -> BudgetLedger | None:
         """Return a ledger of what is out of service now, for one decision; None if there are no budgets.
 
-        A `BudgetLedger` says whether further VMs fit into the budgets, and reserves them for this decision, in memory
-        only. Nothing is reserved in it yet. It also sees what later commits take out of service. Raises Unavailable.
+        It also sees what later commits take out of service.
         """
         if not self._budgets:
             return None
@@ -171,12 +152,7 @@ class BudgetService:
         return BudgetLedger(self._budgets.values(), self._sizes, self._out, self._down_hosts)
 
     def uses(self, budget: Budget) -> list[BudgetUse]:
-        """Return how much of each group of a budget is used, sorted by group; only groups with VMs.
-
-        Each has the title of the group, the limit in VMs, the number of VMs, the names of those that are out or
-        reserved, how many of them still run, and the ids of the rollouts or faults that they are due to. Raises
-        Unavailable.
-        """
+        """Return how much of each group of a budget is used, sorted by group; only groups with VMs."""
         self._count_if_needed()
         return [
             self._use(budget, group, size) for group, size in sorted(self._sizes.items()) if group.budget == budget.key
@@ -201,10 +177,7 @@ class BudgetService:
         )
 
     def set_waiting(self, request_id: str, shortages: tuple[BudgetShortage, ...], vms: Iterable[Vm] = ()) -> None:
-        """Remember, in memory, which budgets a rollout waits for, by the id of its request; () for none.
-
-        `vms` are the VMs that the rollout covered when that was found: if one of them leaves it, the others may fit.
-        """
+        """Remember, in memory, which budgets a rollout waits for, by the id of its request; () for none."""
         if shortages:
             self.waiting[request_id] = shortages
             self._waiting_vms[request_id] = frozenset(vm.key for vm in vms)
@@ -218,7 +191,6 @@ class BudgetService:
         A request is woken if VMs of the groups that it waits for came back, or stopped running, so that they need no
         budget; if the number of VMs there changed; if a budget was set or removed; or if one of `vms`, which have just
         changed, was covered by the rollout when it began to wait, because it may have left the VMs that go together.
-        The ids are in no particular order, [] if nothing changed. The requests stay in `waiting`.
         """
         freed, self._freed = self._freed, set()
         was_changed, self._was_changed = self._was_changed, False
@@ -234,9 +206,7 @@ class BudgetService:
     def wait_texts(self, request_id: str) -> tuple[str, ...]:
         """Return which budgets a rollout waits for, as one clause each for people; () if none.
 
-        The shortages are from the last time when it could have published more; the VMs named as out are out now.
-        Shortages are in memory, so the result is () after a restart until publishing was tried again. `request_id` is
-        the id of its request. Raises Unavailable.
+        Shortages are in memory, so the result is () after a restart until publishing was tried again.
         """
         self._count_if_needed()
         return tuple(
@@ -251,11 +221,7 @@ class BudgetService:
         )
 
     def excess_text(self, request_id: str) -> str:
-        """Return, for people, which budget is too small for VMs of a rollout that go together; "" if none is.
-
-        The rollout can never publish such VMs, unless the budget or their host changes. `request_id` is the id of its
-        request. Looks only at what the rollout was last found to wait for, which is in memory. Raises Unavailable.
-        """
+        """Return, for people, which budget is too small for VMs of a rollout that go together; "" if none is."""
         self._count_if_needed()
         for shortage in self.waiting.get(request_id, ()):
             budget, size = self._budgets.get(shortage.group.budget), self._sizes[shortage.group]
@@ -264,11 +230,7 @@ class BudgetService:
         return ""
 
     def counts_without(self, keys: Collection[str]) -> OutsideCounts:
-        """Return how many VMs budgets count, and which are out, apart from the VMs with these keys.
-
-        A dry run, whose control plane has only the VMs with these keys, passes it to `add_counts` there. Raises
-        Unavailable.
-        """
+        """Return how many VMs budgets count, and which are out, apart from the VMs with these keys."""
         self._count_if_needed()
         sizes: Counter[BudgetGroup] = Counter()
         for key, (_, groups) in self._vms.items():
@@ -278,10 +240,7 @@ class BudgetService:
         return OutsideCounts(sizes=sizes, out=out)
 
     def add_counts(self, outside: OutsideCounts) -> None:
-        """Count VMs that the store does not have, in addition to its own, until the budgets change.
-
-        This is for a dry run, which copies only a part of the fleet. The counts are only in memory. Raises Unavailable.
-        """
+        """Count VMs that the store does not have, in addition to its own, until the budgets change."""
         self._count_if_needed()
         self._sizes.update(outside.sizes)
         for group, vms in outside.out.items():
@@ -291,9 +250,7 @@ class BudgetService:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Count the VMs, hosts, events and planned events of a commit, and use the budgets that it stores.
 
-        Called, in order, for every commit while there are budgets (`is_used`), and for every commit with `saved`. Never
-        raises Unavailable: if the store cannot be read, it logs a warning, everything is counted again later, and no
-        rollout publishes before that.
+        If the store cannot be read, everything is counted again later, and no rollout publishes before that.
         """
         try:
             self._follow_commit(applied.commit)

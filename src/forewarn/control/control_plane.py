@@ -43,10 +43,7 @@ from forewarn.webhooks import WebhookDispatcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlInputs:
-    """What a control plane needs besides store, clock and hypervisor; its builder passes it.
-
-    `new_id` returns a new GUID in upper case, `polls` the latest poll of each VM, `real_time` seconds since 1970.
-    """
+    """What a control plane needs besides store, clock and hypervisor; its builder passes it."""
 
     new_id: Callable[[], str]  # returns a new GUID, in upper case, at each call
     polls: Callable[[], list[LastPoll]] = field(default=list)  # returns the latest poll of each VM; default: no polls
@@ -62,16 +59,10 @@ class ControlInputs:
 class ControlPlane:
     """All use cases on one store, with the reconciler and the webhook dispatcher.
 
-    Use cases are attributes: `requests`, `host_statements`, `guests`, `fleet`, `access`, `webhooks`, `faults`,
-    `fault_storms`, `replays`, `rollouts`, `rollout_requests`, `standing_order`, `budgets`, `request_keys`,
-    `maintenance_configurations`, `unannounced_changes` and `lab_clock`. The caller runs `reconciler.run()`,
-    `webhook_delivery.run()` and `unannounced_changes.run()` as tasks, ends them, and calls `close`. Use it from one
-    event loop. The constructor reads the store, subscribes to its commits and queues the acts that an earlier process
-    left unfinished; nothing is performed before the reconciler runs. It raises Unavailable if the store cannot be read.
-    The caller stays the owner of store, clock and hypervisor. `verbs` says which maintenance can be requested; None
-    means what the hypervisor supports. `inputs` has what it needs from outside, such as ids and real time; `policy`,
-    `retry` and `limits` are settings of decisions and of acts. `placement`, `transactions`, `executor` and
-    `rollout_calendars` are shared by the use cases; `dry_run_lock` is held during a dry run.
+    The caller runs `reconciler.run()`, `webhook_delivery.run()` and `unannounced_changes.run()` as tasks, ends them,
+    and calls `close`. The constructor reads the store, subscribes to its commits and queues the acts that an earlier
+    process left unfinished; nothing is performed before the reconciler runs. The caller stays the owner of store, clock
+    and hypervisor.
     """
 
     def __init__(
@@ -183,17 +174,13 @@ class ControlPlane:
         self.reconciler.on_commit(applied)
 
     def unreachable_hosts(self) -> frozenset[str]:
-        """Return the names of the hosts that do not answer the hypervisor, as observed or reported by acts.
-
-        Such a host need not have failed: its VMs may be running.
-        """
+        """Return the names of the hosts that do not answer the hypervisor, as observed or reported by acts."""
         return self.placement.unreachable_hosts() | self.executor.progress.unreachable_hosts()
 
     async def close(self) -> None:
-        """Stop listening to the store, and cancel running acts and health checks.
+        """Stop listening to the store, and cancel running acts and health checks; may be called twice.
 
-        The store and the hypervisor stay open. End the tasks of its `run()` methods before. The next control plane on
-        this store performs the cancelled acts. May be called twice.
+        End the tasks of its `run()` methods before. The next control plane on this store performs the cancelled acts.
         """
         self._unsubscribe()
         await self.rollouts.health.close()

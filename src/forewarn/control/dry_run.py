@@ -52,22 +52,15 @@ RequestAction = Callable[[ControlPlane], Awaitable[MaintenanceRequest]]
 
 
 class DryRunTooLarge(Refused):
-    """The scopes that a request concerns have over 20,000 VMs together, too many to copy for a dry run.
-
-    Scopes that share gates with them are included. `dry_run_request`, `simulate_request`, `dry_run_rollout` and
-    `plan_rollout` raise it. The request can still be made without a dry run.
-    """
+    """The scopes that a request concerns have too many VMs together to copy; the request can still be made."""
 
 
 async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Sequence[Vm]) -> Preview:
-    """Return what a request for these VMs would lead to; changes nothing. Waits for an earlier dry run.
+    """Return what a request for these VMs would lead to. Waits for an earlier dry run.
 
-    `action`, an async function, gets a control plane with a copy of the scopes of `vms` and of those that share gates
-    with them (of a fleet of at most 2,000 VMs, of all), makes the request there and returns it; it runs in another
-    thread, on an event loop of its own. The simulation then runs in virtual time until the request is over or nothing
-    more is due. A hold on rollouts is left out. For more than 2,000 `vms` (MAX_SIMULATED_VMS) it stops after
-    publication, otherwise after 10 seconds of real time or 20,000 steps; the preview is then cut (`is_cut`). Raises
-    what `action` raises, and DryRunTooLarge for a copy of over 20,000 VMs.
+    `action` gets a control plane with a copy of the scopes of `vms` and of those that share gates with them, makes the
+    request there and returns it; it runs in another thread, on an event loop of its own. A hold on rollouts is left
+    out. The preview is cut (`is_cut`) at limits of VMs, steps and real time.
     """
     now = control.clock.now()
     end = await simulate_request(control, action, vms)
@@ -84,10 +77,7 @@ class SimulatedRequest:
 
     @property
     def is_over(self) -> bool:
-        """Whether the simulation reached the end of the request.
-
-        False if it ended earlier: at a limit, or because nothing more was due.
-        """
+        """Whether the simulation reached the end of the request."""
         return self.run.is_over
 
 
@@ -96,12 +86,8 @@ async def simulate_request(
 ) -> SimulatedRequest:
     """Make a request on a copy of the scopes of these VMs, and return what it would lead to.
 
-    Copied too are scopes that share gates with these, and in a fleet of at most 2,000 VMs all. `action` makes the
-    request on that copy, in another thread; then it runs in virtual time until it is over. It ends earlier, with
-    `is_over` False, if nothing more is due, after 10 seconds of real time, after 20,000 steps, and for more than 2,000
-    VMs after publication. With `approves`, each of its events is approved when it is published. A hold on rollouts is
-    left out. Changes nothing. Waits for an earlier dry run. Raises what `action` raises, and DryRunTooLarge for a copy
-    of over 20,000 VMs.
+    It ends earlier, with `is_over` False, if nothing more is due, or at limits of VMs, steps and real time. With
+    `approves`, each of its events is approved when it is published. A hold on rollouts is left out.
     """
     async with control.dry_run_lock:
         snapshot = await _take_snapshot(control, {vm.scope_id for vm in vms})
@@ -111,14 +97,7 @@ async def simulate_request(
 async def dry_run_rollout(
     control: ControlPlane, rollout: Rollout, *, who: str, notice_s: float, short_notice: bool
 ) -> Preview:
-    """Return what a rollout would lead to; for more than 2,000 VMs, only what it would publish first.
-
-    `who` is the caller's name. `notice_s` is in seconds of lab time; 0 means the minimum, or no notice with
-    `short_notice`. Only with `short_notice` may it be below the minimum. Changes nothing. Waits for an earlier dry run,
-    unless the rollout has more than 2,000 VMs. Raises Rejected, NotFound and Refused as the start of the rollout would,
-    DryRunTooLarge, and Unavailable. Health checks and a hold on rollouts are left out; a simulation is cut (`is_cut`)
-    after 10 seconds of real time.
-    """
+    """Return what a rollout would lead to; for more than 2,000 VMs, only what it would publish first."""
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None
     vms = control.rollouts.vms_of(request.rollout)
@@ -261,10 +240,7 @@ def _start_order(event: Event) -> tuple[float, int]:
 
 
 def _running_acts(store: Store, started: list[Event]) -> list[tuple[Act, float]]:
-    """Return the first unfinished act of each VM and when it began.
-
-    It began when its event started, or when the previous act on the VM ended.
-    """
+    """Return the first unfinished act of each VM and when it began: with its event, or after the previous act."""
     first: dict[str, tuple[Act, Event]] = {}
     for event in sorted(started, key=_start_order):
         for act in event.unfinished_acts:

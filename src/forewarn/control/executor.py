@@ -27,11 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActRetryPolicy:
-    """When and how often a failed act is tried again; attempts that were not made do not count.
-
-    An attempt is one call of the hypervisor to perform the act. Delays are in lab time, the timeout of one attempt is
-    in real time.
-    """
+    """When and how often a failed act is tried again; attempts that were not made do not count."""
 
     max_attempts: int = 5  # of one act; then it has failed; attempts that the hypervisor did not try do not count
     first_delay_s: float = 1.0  # after the first failure, and after each attempt that was not tried
@@ -39,11 +35,7 @@ class ActRetryPolicy:
     timeout_s: float = 900.0  # of one attempt, in real time; then it has failed
 
     def delay_s(self, failures: int) -> float:
-        """Return how long to wait before the next attempt, after this many failures (1 or more).
-
-        In seconds of lab time, the service's clock, which a lab may speed up or stop: `first_delay_s` after the first,
-        then doubled each time, up to `max_delay_s`.
-        """
+        """Return how long to wait before the next attempt, after this many failures (1 or more)."""
         return min(self.max_delay_s, self.first_delay_s * 2.0 ** (failures - 1))
 
 
@@ -51,7 +43,7 @@ class ActRetryPolicy:
 class FailedAttempt:
     """An attempt at an act that failed or was not tried, and after which the act is tried again.
 
-    The reconciler writes it to the history. The last allowed attempt makes none, but a failed outcome.
+    The last allowed attempt makes none, but a failed outcome.
     """
 
     act: Act
@@ -119,10 +111,7 @@ class ActExecutor:
 
     @property
     def running_acts(self) -> int:
-        """How many attempts run now, unanswered ones included.
-
-        An act that the hypervisor has reported as under way does not count between its attempts.
-        """
+        """How many attempts run now, unanswered ones included."""
         return len(self._attempts)
 
     @property
@@ -131,10 +120,7 @@ class ActExecutor:
         return len(self._attempts) - self._unanswered_count
 
     def unanswered_s(self) -> dict[str, float]:
-        """Return, by act id, the age in real seconds of each attempt that counts as unanswered.
-
-        An attempt counts as unanswered after ten seconds (`ActLimits.unanswered_after_s`).
-        """
+        """Return, by act id, the age in real seconds of each attempt that counts as unanswered."""
         return {
             act_id: attempt.task.get_loop().time() - attempt.began_at
             for act_id, attempt in self._attempts.items()
@@ -142,26 +128,19 @@ class ActExecutor:
         }
 
     def blocking_hosts(self) -> dict[str, str]:
-        """Return, by act id, the host that each due act waits for because too many attempts run there.
-
-        The host is "" for VMs without one, and the destination if too many moves between its two hosts run. Acts that
-        wait for a failed host are not among them.
-        """
+        """Return, by act id, the host that each due act waits for because too many attempts run there."""
         return self._host_limiter.blocking_hosts
 
     @property
     def has_due_acts(self) -> bool:
-        """Whether an act is due now and waits for `start_due_acts`, also if no more may start now.
-
-        Acts that wait for an earlier act on their VM or for a host do not count, whether it is busy or has failed.
-        """
+        """Whether an act is due now and waits for `start_due_acts`, also if no more may start now."""
         return bool(self._due) and self._due[0][0] <= self._clock.now()
 
     def add_acts(self, event: Event) -> None:
         """Queue the unfinished acts of a started event as due now, unless they are known here already.
 
         Called with every committed event, in any state, so it also learns which outcomes the store has now. An act that
-        got its outcome elsewhere, because its host failed, is cancelled here. Starts nothing: see `start_due_acts`.
+        got its outcome elsewhere, because its host failed, is cancelled here.
         """
         for act in event.acts:
             if act.outcome is not None:
@@ -181,19 +160,13 @@ class ActExecutor:
     def next_due_at(self) -> float | None:
         """Return the lab time, perhaps past, at which the next attempt is due; None if none is or may begin.
 
-        No attempt may begin at the overall limit, or while `may_act` returns False. Acts that wait for their host have
-        no due time: the end of an attempt there wakes the reconciler, and so does the commit that repairs it.
+        Acts that wait for their host have no due time: the end of an attempt there wakes the reconciler, and so does
+        the commit that repairs it.
         """
         return self._due[0][0] if self._due and self._may_start_more else None
 
     def start_due_acts(self) -> bool:
-        """Start a task for each due act that may run now; return True if at least one was started.
-
-        An act may run if it needs no failed host, if it is the first of its VM, if each of its hosts (where the VM is,
-        where it moves to) has a free slot, of which a host has several, if the overall limit is not reached, and if
-        `may_act` returns True; see `ActLimits`. One that waits for its VM or a host is queued again when that is free
-        or repaired; the others stay queued for the next call. Does not wait for the tasks. Needs a running event loop.
-        """
+        """Start a task for each due act that may run now; return True if at least one was started."""
         started = False
         for act_id in [act_id for act_id in self._held if not self._needs_failed_host(self._acts[act_id])]:
             heapq.heappush(self._due, self._held.pop(act_id))
@@ -294,8 +267,8 @@ class ActExecutor:
     def take_outcomes(self) -> list[tuple[Act, ActOutcome]]:
         """Remove and return the acts that ended since the last call with their outcomes, oldest first.
 
-        The caller commits them, or gives them back with `return_outcomes`. They are kept in memory only: after a
-        restart, an act whose outcome was not committed is performed again. [] if none has ended.
+        The caller commits them, or gives them back with `return_outcomes`. After a restart, an act whose outcome was
+        not committed is performed again.
         """
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
@@ -305,33 +278,21 @@ class ActExecutor:
         self._outcomes = outcomes + self._outcomes
 
     def take_failed_attempts(self) -> list[FailedAttempt]:
-        """Remove and return the failed attempts that are tried again, since the last call, oldest first.
-
-        The caller writes them to the history, or gives them back with `return_failed_attempts`.
-        """
+        """Remove and return the failed attempts that are tried again, since the last call, oldest first."""
         failed_attempts, self._failed_attempts = self._failed_attempts, []
         return failed_attempts
 
     def return_failed_attempts(self, failed_attempts: list[FailedAttempt]) -> None:
-        """Put back failed attempts that could not be committed, before newer ones.
-
-        The next `take_failed_attempts` returns them.
-        """
+        """Put back failed attempts that could not be committed, before newer ones."""
         self._failed_attempts = failed_attempts + self._failed_attempts
 
     async def wait_for_any(self) -> None:
-        """Wait until any running attempt has ended or counts as unanswered.
-
-        Returns at once if no attempt runs, or only unanswered ones. Takes no outcome: see `take_outcomes`.
-        """
+        """Wait until any running attempt has ended or counts as unanswered."""
         if self.answering_acts:
             await self._attempts_changed.wait()
 
     async def close(self) -> None:
-        """Cancel all running attempts and wait for them to end; cancelled attempts leave no outcome.
-
-        The hypervisor stays open, and may finish what it has begun. May be called twice; call nothing else afterwards.
-        """
+        """Cancel all running attempts and wait for them; they leave no outcome. The hypervisor stays open."""
         attempts = list(self._attempts.values())
         for attempt in attempts:
             attempt.timer.cancel()

@@ -26,8 +26,7 @@ FaultListener = Callable[[tuple[Fault, ...]], None]  # gets all active faults
 class FaultRegistry:
     """The active faults and storms of a service, kept in memory and in the store. Only `save` writes.
 
-    A fault is an injected failure of requests or events. The constructor loads them from the store; the owner passes it
-    every later commit (`on_commit`). Changes go through `FaultService` and `FaultStormService`.
+    The owner passes it every commit (`on_commit`). Changes go through `FaultService` and `FaultStormService`.
     """
 
     def __init__(self, store: Store) -> None:
@@ -43,27 +42,19 @@ class FaultRegistry:
 
     @property
     def active(self) -> ActiveFaults:
-        """The active faults and storms, oldest first; some may be over and not removed yet.
-
-        `touched` of event faults counts the events affected until now. The value does not change later.
-        """
+        """The active faults and storms, oldest first; some may be over and not removed yet."""
         return replace(self._stored, faults=tuple(map(self._with_event_count, self._stored.faults)))
 
     def subscribe(self, listener: FaultListener) -> None:
-        """Call the listener with all active faults, now and after every `save`; it cannot be removed.
-
-        It is called on the event loop, not when events are counted, and `touched` of faults on events may be out of
-        date. Its errors reach the caller of `save`, after the faults are saved.
-        """
+        """Call the listener with all active faults, now and after every `save`; it cannot be removed."""
         self._listeners.append(listener)
         listener(self._stored.faults)
 
     async def save(self, active: ActiveFaults, entries: Sequence[HistoryEntry] = ()) -> None:
-        """Replace the active faults and storms: save them durably, then notify listeners.
+        """Replace the active faults and storms: save them durably with `entries`, then notify listeners.
 
-        The history `entries` about the change are in the same commit. Hold `write_lock` (an attribute, an asyncio.Lock)
-        from reading `active` until this returns. Raises Unavailable if the store cannot be written; then nothing has
-        changed. An error of a listener is also raised, after they are saved.
+        Hold `write_lock` from reading `active` until this returns. An error of a listener is raised after they are
+        saved.
         """
         saved = SavedValue(_SAVED_AS, msgspec.json.encode(active))
         await self._store.commit(Commit(saved=(saved,), entries=tuple(entries)))
@@ -72,18 +63,11 @@ class FaultRegistry:
             listener(active.faults)
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Count the events of a commit that faults have affected, each once per fault; writes nothing.
-
-        Called for every commit, in order.
-        """
+        """Count the events of a commit that faults have affected, each once per fault; writes nothing."""
         self._count_events(applied.commit.events)
 
     def event_faults(self) -> tuple[EventFault, ...]:
-        """Return the active faults on events, oldest first, as decisions get them; () if there are none.
-
-        Some may be over and not removed yet. A fault with a count comes with the ids of the events that it has
-        affected, which use the count up.
-        """
+        """Return the active faults on events, oldest first, as decisions get them; () if there are none."""
         if not self._stored.faults:
             return ()
         return tuple(
@@ -95,9 +79,8 @@ class FaultRegistry:
     def decision_lock(self) -> AbstractAsyncContextManager[object]:
         """Return the lock to hold, with `async with`, while a decision is made and committed.
 
-        It is one lock for all scopes, or one that never waits: decisions wait for each other only while a fault on
-        events has a count, because two of them at the same time could both use up its last event. Get it anew for each
-        decision.
+        Decisions wait for each other only while a fault on events has a count, because two of them at the same time
+        could both use up its last event. Get it anew for each decision.
         """
         counted = any(f.category is FaultCategory.EVENTS and f.count is not None for f in self._stored.faults)
         return self._decision_lock if counted else nullcontext()

@@ -23,11 +23,7 @@ _MAX_DURATION_S = 24 * 3600.0
 
 
 class FaultStormService:
-    """Starts and clears fault storms, and sets their faults when they are due.
-
-    A storm is a random schedule of faults that follows from its seed. Every change is durable and in the history. `who`
-    is the caller's name.
-    """
+    """Starts and clears fault storms, and sets their faults when they are due."""
 
     def __init__(self, *, transactions: ScopeTransactions, registry: FaultRegistry, faults: FaultService) -> None:
         self._transactions = transactions
@@ -36,12 +32,7 @@ class FaultStormService:
         self._faults = faults
 
     async def start(self, seed: int, vms: Sequence[Vm], *, for_s: float, who: str) -> FaultStorm:
-        """Schedule a storm of `for_s` seconds of lab time on these VMs, durably, and return it.
-
-        Its id has the form `s1`. `reconcile` sets its faults when they are due, the first one at once. Equal seeds, VMs
-        (in any order) and durations give equal faults. Raises Rejected for a duration over 24 hours or not above 0,
-        Refused without VMs, or Unavailable. Writes a history entry that names `who`.
-        """
+        """Schedule a storm of `for_s` seconds of lab time on these VMs, durably, and return it."""
         if not 0 < for_s <= _MAX_DURATION_S:
             raise Rejected(
                 f"a storm cannot last {for_s:g} s: give more than 0 s, up to {duration_text(_MAX_DURATION_S)}"
@@ -59,12 +50,7 @@ class FaultStormService:
         return storm
 
     async def clear(self, ids: Container[str], *, who: str) -> tuple[FaultStorm, ...]:
-        """End the storms with these ids, durably, and return them, oldest first; unknown ids are ignored.
-
-        Ids must match exactly (`s1`). Faults of the storms that were not set yet are never set. Faults that were set
-        already stay until they expire or are cleared. Writes a history entry for each; returns () if none was ended.
-        Raises Unavailable; then nothing has changed.
-        """
+        """End the storms with these ids, durably, and return them, oldest first; unknown ids are ignored."""
         async with self._registry.write_lock:
             active = self._registry.active
             ended = tuple(storm for storm in active.storms if storm.id in ids)
@@ -77,8 +63,8 @@ class FaultStormService:
     async def reconcile(self) -> bool:
         """Set all storm faults that are due, durably; return whether there were any. A step of the reconciler.
 
-        A fault that `FaultService.set` rejects or refuses, or whose VM was removed, is skipped with a history entry. A
-        storm is removed after its last fault. A crash may set a fault twice.
+        A fault that is refused, or whose VM was removed, is skipped with a history entry. A crash may set a fault
+        twice.
         """
         did = False
         while (storm := self._due_storm()) is not None:

@@ -45,10 +45,10 @@ class FaultTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSpec:
-    """A fault to set, as a user or a storm asks for it: `FaultService.set` checks it and makes a `Fault`.
+    """A fault to set, as a user or a storm asks for it.
 
-    `count` is 1 or more, None for no limit. `for_s` is real time for transport faults, else lab time; None means the
-    longest of its kind, or no limit. A kind of category AT_ONCE takes neither `count` nor `for_s`.
+    `count` None means no limit. `for_s` is real time for transport faults, else lab time; None means the longest of its
+    kind. A kind of category AT_ONCE takes neither.
     """
 
     kind: FaultKind
@@ -59,11 +59,9 @@ class FaultSpec:
 
 
 class FaultService:
-    """Sets, clears and expires faults, and counts what they affected. `who` is the caller's name.
+    """Sets, clears and expires faults, and counts what they affected.
 
-    Transport faults spoil answers to VMs and expire in real time (`real_time` returns it); event faults change events
-    and expire in lab time. Setting, clearing and expiry write history entries in the same commit. `new_id` returns a
-    new GUID at each call.
+    Transport faults spoil answers to VMs and expire in real time; event faults change events and expire in lab time.
     """
 
     def __init__(
@@ -82,10 +80,7 @@ class FaultService:
 
     @property
     def active(self) -> ActiveFaults:
-        """The active faults and storms, oldest first; `touched` of each fault counts what it affected so far.
-
-        Hits of transport faults count once `record_hits` got them. Faults that are over are among them until `expire`.
-        """
+        """The active faults and storms, oldest first; `touched` of each fault counts what it affected so far."""
         return self._registry.active
 
     def real_time(self) -> float:
@@ -93,32 +88,20 @@ class FaultService:
         return self._real_time()
 
     def subscribe(self, listener: Callable[[tuple[Fault, ...]], None]) -> None:
-        """Call the listener with all active faults, now and after every change; it cannot be removed.
-
-        Changes are faults set, cleared and expired, recorded hits, and storms. `touched` of faults on events may be out
-        of date. Errors of the listener reach the caller of the change, which is saved by then.
-        """
+        """Call the listener with all active faults, now and after every change; it cannot be removed."""
         self._registry.subscribe(listener)
 
     async def set(self, spec: FaultSpec, *, who: str) -> Fault:
         """Set a fault durably and return it with its new id, such as `f1`.
 
-        A fault of category AT_ONCE has already happened on return, in each target scope that allows it, and is not
-        active afterwards; `touched` counts the events that it made, or the scopes that it reset. Raises Rejected for
-        bad limits or parameters, NotFound if its scope does not exist, Refused if 1000 faults are active or, for
-        AT_ONCE, if no target scope allows it, or Unavailable, after which an AT_ONCE fault may have happened in some
-        scopes. Writes a history entry that names `who`.
+        A fault of category AT_ONCE has already happened on return, in each target scope that allows it; after
+        Unavailable it may have happened in some scopes.
         """
         async with self._registry.write_lock:
             return await self._set(spec, who)
 
     async def clear(self, matches: Callable[[Fault], bool], *, who: str) -> tuple[Fault, ...]:
-        """Remove the active faults for which `matches` returns True, durably, and return them.
-
-        Each is returned as it was, with its counts, oldest first; () if none matches. Storms stay, and so does what the
-        faults did. `matches` gets each fault with its counts. Writes a history entry for each. Raises Unavailable; then
-        nothing has changed.
-        """
+        """Remove the active faults for which `matches` returns True, durably, and return them."""
         async with self._registry.write_lock:
             active = self.active
             cleared = tuple(fault for fault in active.faults if matches(fault))
@@ -128,9 +111,7 @@ class FaultService:
     async def record_hits(self, hits: Sequence[FaultHits]) -> None:
         """Add requests that transport faults affected to their counts, durably; cleared faults are ignored.
 
-        Calls add up: pass each hit once. A fault counts at most 100 VMs separately in `touched_by_vm`; hits of further
-        VMs count only in `touched`. Raises Unavailable. Writes no history entry, and removes no fault whose count is
-        used up: `expire` does.
+        Calls add up: pass each hit once.
         """
         if not hits:
             return
@@ -141,11 +122,7 @@ class FaultService:
                 await self._registry.save(replace(active, faults=counted))
 
     async def expire(self) -> bool:
-        """Remove faults whose count or duration is used up, durably; return True if there were any.
-
-        A step of the reconciler. Transport faults expire in real time, others in lab time. It writes a history entry
-        for each. Raises Unavailable.
-        """
+        """Remove faults whose count or duration is used up, durably; return True if there were any."""
         if not self._expired():
             return False
         async with self._registry.write_lock:
@@ -154,10 +131,7 @@ class FaultService:
             return bool(expired)
 
     def next_due_at(self) -> float | None:
-        """Return when the next event fault expires in lab time, perhaps past; None if none has a time limit.
-
-        Transport faults are left out, because they expire in real time.
-        """
+        """Return when the next event fault expires in lab time, perhaps past; None if none has a time limit."""
         ends = (fault.until for fault in self.active.faults if fault.category is FaultCategory.EVENTS)
         return min((at for at in ends if at is not None), default=None)
 

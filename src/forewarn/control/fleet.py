@@ -32,10 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetVersions:
-    """The versions of all scopes and hosts when a fleet change was decided; a missing one did not exist.
-
-    `FleetService.versions` makes it.
-    """
+    """The versions of all scopes and hosts when a fleet change was decided; a missing one did not exist."""
 
     scopes: Mapping[str, int]  # version by scope id
     hosts: Mapping[str, int]  # version by host name
@@ -45,8 +42,8 @@ class FleetVersions:
 class FleetChange:
     """A change of the fleet: VMs and hosts to add or replace, and those to remove; all of it or nothing.
 
-    `FleetService.apply_change` commits it. A host replaces the one of the same name, a VM the one of the same key, with
-    all fields; a VM may not change its scope. "" as `text` makes a summary for the history.
+    A host replaces the one of the same name, a VM the one of the same key, with all fields; a VM may not change its
+    scope.
     """
 
     hosts: tuple[Host, ...] = ()  # to add, or to replace by (exact) name; `version` and `arrivals` do not count
@@ -58,11 +55,9 @@ class FleetChange:
 
 
 class FleetService:
-    """Changes the fleet, updates VM settings and finds VMs by name. `who` is the caller's name.
+    """Changes the fleet, updates VM settings and finds VMs by name.
 
-    A change and its history entry are durable when the method returns; Unavailable if the store cannot be written.
-    `new_id` returns a new GUID at each call. With `lab_addresses`, each VM gets an address on the loopback network, by
-    which a lab knows it.
+    With `lab_addresses`, each VM gets an address on the loopback network, by which a lab knows it.
     """
 
     def __init__(
@@ -100,19 +95,14 @@ class FleetService:
         await self._change_commit(change, "")
 
     def versions(self) -> FleetVersions:
-        """Return the versions of all scopes and hosts now, for `decided_on` of a change that is decided now.
-
-        Raises Unavailable.
-        """
+        """Return the versions of all scopes and hosts now, for `decided_on` of a change that is decided now."""
         hosts = {host.name: host.version for host in self._transactions.placement.hosts()}
         return FleetVersions(scopes=self._store.scope_versions(), hosts=hosts)
 
     async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, label: str, who: str) -> None:
         """Change settings of all these VMs, or of none, durably; `label` names them in history and messages.
 
-        Writes one history entry. Pass at least one VM (else IndexError); VMs that were removed meanwhile are skipped.
-        An empty change does nothing. Raises Refused if a VM cannot have a setting, or if only part of a set would get
-        another policy; Conflict if the VMs keep changing meanwhile; or Unavailable. Lengths of notices are not checked.
+        VMs that were removed meanwhile are skipped. Lengths of notices are not checked.
         """
         if change.is_empty:
             return
@@ -124,11 +114,7 @@ class FleetService:
         await retry_on_conflict(attempt, label)
 
     def find_vm(self, name: str) -> Vm:
-        """Return the VM named `name`, `group/name` or `subscription id/group/name`, ignoring letter case.
-
-        The last form is its key. Blanks around the name are ignored. Removed VMs are not found. Raises NotFound, or
-        Refused if several VMs have the name.
-        """
+        """Return the VM named `name`, `group/name` or `subscription id/group/name`, ignoring letter case."""
         wanted = name.strip().casefold()
         found = [vm for vm in self._store.vms() if vm.key == wanted or vm.key.endswith(f"/{wanted}")]
         if not found:

@@ -22,10 +22,9 @@ _READY_NOW = -1.0  # no due time is negative
 class GateService:
     """Releases gates whose events are all ready, and starts these events; the reconciler calls it.
 
-    A gate starts the events of several scopes on one host together. A release is stored first, then the events start,
-    each scope in a commit of its own. If the process dies or the store fails after the first start, the other events
-    start later. If nothing has started, the release is void: the gate is decided again, because its window may have
-    closed meanwhile. It runs its decisions with `transactions`, and reads and writes the store of `transactions`.
+    A release is stored first, then the events start, each scope in a commit of its own. If the process dies or the
+    store fails after the first start, the other events start later. If nothing has started, the release is void: the
+    gate is decided again, because its window may have closed meanwhile.
     """
 
     def __init__(self, transactions: ScopeTransactions) -> None:
@@ -35,8 +34,8 @@ class GateService:
     async def reconcile(self, gates: Iterable[Gate]) -> None:
         """Decide these gates, which are due: release them, or store when they are due again.
 
-        Releases and starts are durable when it returns. Gates that share no scope are decided together, at most 64 at a
-        time. An error is raised once those decided together with it are done; the gates after them stay due.
+        Gates that share no scope are decided together. An error is raised once those decided together with it are done;
+        the gates after them stay due.
         """
         due = {gate.id: gate for gate in gates}
         behind = self._store.events_behind_gates(tuple(due))
@@ -165,10 +164,8 @@ def _scopes_by_gate(gates: Iterable[str], behind: GatedEvents) -> dict[str, set[
 def independent_rounds(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
     """Return the gates in rounds, as lists of gate ids, so that no two gates of a round share a scope.
 
-    A gate starts the events of one host together. `scopes` is gate id → ids of the scopes with events behind it, in
-    order. Each gate is in the first round possible. Gates that share a scope keep their order: the later one is in a
-    later round. An event that one gate starts may block another event in the same scope, so such gates are decided one
-    after the other.
+    Gates that share a scope keep their order. An event that one gate starts may block another event in the same scope,
+    so such gates are decided one after the other.
     """
     rounds: list[list[str]] = []
     busy_until: dict[str, int] = {}  # scope id → the first round in which it is free

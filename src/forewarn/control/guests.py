@@ -13,11 +13,7 @@ from forewarn.errors import NotFound
 
 
 class GuestService:
-    """Handles requests from inside a VM: enables its scope, and approves events for it.
-
-    The VM is given by its key, `subscription/group/name` in lower case (`vm_key`); methods raise NotFound for an
-    unknown or removed VM. What they change is durable when they return; Unavailable if the store cannot be written.
-    """
+    """Handles requests from inside a VM, given by its key: enables its scope, and approves events for it."""
 
     def __init__(self, transactions: ScopeTransactions, replays: ReplayService) -> None:
         self._transactions = transactions
@@ -25,10 +21,7 @@ class GuestService:
         self._store = transactions.store
 
     async def enable_scope_of(self, vm_key: str) -> None:
-        """Enable scheduled events for the VM's scope, durably (spec §8.1); an enabled scope stays as it is.
-
-        The history names the VM as the one that enabled it. Raises NotFound for an unknown or removed VM.
-        """
+        """Enable scheduled events for the VM's scope, durably (spec §8.1); an enabled scope stays as it is."""
         vm = self._vm(vm_key)
 
         def decision(scope: Scope, context: DecisionContext) -> Scope:
@@ -39,11 +32,8 @@ class GuestService:
     async def approve(self, vm_key: str, event_ids: tuple[str, ...]) -> str | None:
         """Approve events of the VM's scope durably (spec §5); return None, or the first id that is unknown.
 
-        Ids must match exactly (upper case). An id is known if it is of a listed event of this scope, live or over and
-        not yet pruned, or of an event that a replay showed to the scope. If an id is unknown, nothing is approved.
-        Events that are approved, started or over already stay as they are. The reconciler starts approved events.
-        Raises NotFound for an unknown or removed VM, Conflict if the scope keeps changing, or Unavailable. Each new
-        approval is in the history.
+        If an id is unknown, nothing is approved. An id is known if it is of a listed event of this scope, live or over
+        and not yet pruned, or of an event that a replay showed to the scope.
         """
         vm = self._vm(vm_key)
         scope_id = vm.scope_id

@@ -52,10 +52,8 @@ CheckKey = tuple[str, str]  # the id of the rollout's request, and the name of t
 class HealthCheckService:
     """Measures the health checks of all open rollouts that are running.
 
-    `reconcile` stores what was measured and starts what is due. The attribute `pace` returns a lookup of how VMs poll;
-    it may be replaced. `open_rollouts` are those with checks; without any, there is nothing to do. `running` are the
-    checks under way. Use it from one event loop. `prober` performs the checks; `wake` is called when one has ended.
-    Figures of the service are read in a thread (`Store.read_in_thread`), because a rollout may have 100,000 events.
+    `reconcile` stores what was measured and starts what is due. Figures of the service are read in a thread, because a
+    rollout may have 100,000 events.
     """
 
     def __init__(self, *, store: Store, clock: Clock, prober: HealthProber, wake: Callable[[], None]) -> None:
@@ -77,10 +75,7 @@ class HealthCheckService:
         self.holding |= {request.id for request in self._holders()}  # their events may wait since an earlier process
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Remember the rollouts and measurements of a commit, in memory.
-
-        Called, in order, for every commit with either; checks of rollouts that it closes are no longer due.
-        """
+        """Remember the rollouts and measurements of a commit, in memory."""
         for request in applied.commit.requests:
             self._index(request)
         for measurement in applied.commit.measurements:
@@ -92,9 +87,7 @@ class HealthCheckService:
     def counting(self, request_id: str, rollout: Rollout) -> list[Measurement]:
         """Return the measurements of a rollout's checks that count now, oldest first.
 
-        Measurements count if they were made in its current wave and since a person last resumed it; [] if there are
-        none. `request_id` is the id of its request. Raises Unavailable if they must be read from the store and cannot
-        be.
+        Measurements count if they were made in its current wave and since a person last resumed it.
         """
         known = self._measured.get(request_id)
         if known is None:
@@ -130,10 +123,7 @@ class HealthCheckService:
         return known
 
     async def reconcile(self) -> bool:
-        """Store measurements that have ended, and start checks that are due; return whether any was stored.
-
-        Does not wait for checks. Raises Unavailable if the store cannot be used; the measurements are kept.
-        """
+        """Store measurements that have ended, and start checks that are due; return whether any was stored."""
         results = dict(self._results)
         if results:
             await self._store.commit(Commit(measurements=tuple(results.values())))
@@ -160,11 +150,7 @@ class HealthCheckService:
             await asyncio.wait(list(self.running.values()), return_when=asyncio.FIRST_COMPLETED)
 
     async def try_once(self, check: HealthCheck, rollout: Rollout) -> CheckResult:
-        """Perform a check once for a rollout, which need not be stored, and return what it found.
-
-        A failure of the check is not raised, but returned with the outcome ERROR. Stores nothing. A figure of the
-        service counts VMs, but no events, as for a rollout that has published none.
-        """
+        """Perform a check once for a rollout, which need not be stored, and return what it found."""
         return await self._measure(check, rollout, "")
 
     async def close(self) -> None:

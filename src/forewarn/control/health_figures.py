@@ -30,13 +30,8 @@ def measure_figure(
 ) -> CheckResult:
     """Return the figure of this check as it is now, compared with the condition of the check.
 
-    The figure is the number of acts that failed, of running VMs that do not poll, of VMs whose event started although
-    no VM of their scope was given it before, or of VMs that have not polled since their maintenance. The text of the
-    result names the first ones. The last (NOT_BACK) is unclear while VMs are not back and each of them still has some
-    of its 300 seconds left. `vms` are the VMs that the rollout covers, `events` all its events; `pace` says how a VM
-    polls, by its key, and is only called for `vms-without-handler`; `now` is lab time. What happened to its events
-    before its current wave began, or before a person last resumed it, does not count. Reads deliveries, polls and VMs
-    from the store, which takes long for many VMs: call it in a thread. Raises Unavailable.
+    What happened to its events before its current wave began, or before a person last resumed it, does not count. Reads
+    deliveries, polls and VMs from the store, which takes long for many VMs: call it in a thread.
     """
     assert check.figure is not None
     ended = [
@@ -62,31 +57,20 @@ def measure_figure(
 
 
 def figure_result(check: HealthCheck, names: Sequence[str]) -> CheckResult:
-    """Return what a figure means for a check: the number of these names, compared with its condition.
-
-    `names` are the VMs or acts that the figure counts, perhaps none; the text of the result names the first three.
-    """
+    """Return what a figure means for a check: the number of these names, compared with its condition."""
     found = judge_values(check.condition, [("", float(len(names)))])
     text = f"{found.text} ({first_names(names, _MAX_NAMES)})" if names else found.text
     return CheckResult(found.outcome, text, found.value)
 
 
 def vms_without_handler(vms: Iterable[Vm], pace: PaceLookup) -> list[str]:
-    """Return the names of the running VMs that have not polled within the last 60 s, in their order.
-
-    VMs that never polled are among them. `pace` returns how a VM polls, by its key. The 60 seconds are in the time of
-    `pace`.
-    """
+    """Return the names of the running VMs that have not polled within the last 60 s, in their order."""
     silent = (PollingState.NEVER, PollingState.STOPPED)
     return [vm.name for vm in vms if vm.power is PowerState.RUNNING and polling_state(pace(vm.key)) in silent]
 
 
 def pace_from_store(store: Store, now: Callable[[], float]) -> PaceLookup:
-    """Return a lookup of how VMs poll, by VM key, from the polls in the store alone, in lab time.
-
-    It reads them once, at the first call, so use it for one look at the fleet. Raises Unavailable. `now` returns lab
-    time. The lookup returns None for a VM that has never polled.
-    """
+    """Return a lookup of how VMs poll, by VM key, from the polls in the store alone, in lab time."""
     known: dict[str, LastPoll] | None = None
 
     def pace(key: str) -> PollingPace | None:
@@ -118,8 +102,7 @@ def _vms_not_back(
     """Return the VMs that polled before their maintenance and not since: within the limit, and beyond.
 
     A VM that has never polled has no handler that could come back, so it does not count; nor does one that was removed
-    or turned off meanwhile. `vms` are those that the rollout covers now; others, which have moved away, are read from
-    the store. `ended` are acts with their events and outcomes.
+    or turned off meanwhile.
     """
     over = {
         vm_key_in_scope(event.scope_id, act.name): (act.name, outcome.at)

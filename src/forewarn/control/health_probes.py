@@ -43,11 +43,7 @@ _MAX_SAMPLES = 10_000
 
 
 class HealthProber:
-    """Performs health checks of the kinds Prometheus, HTTP and command; `probe` performs one.
-
-    `allow_commands` says whether commands are run at all; if not, such a check is an error. `client` makes the HTTP
-    calls, and says which addresses are allowed. Several probes may run at the same time; nothing is stored.
-    """
+    """Performs health checks of the kinds Prometheus, HTTP and command; commands only if `allow_commands`."""
 
     def __init__(self, client: HttpClient, *, allow_commands: bool = False) -> None:
         self._client = client
@@ -56,11 +52,7 @@ class HealthProber:
     def require_usable(self, checks: Sequence[HealthCheck]) -> tuple[HealthCheck, ...]:
         """Return these checks of one rollout if they can be used; performs none of them.
 
-        Raises Rejected for one that `make_check` does not accept, more than 20, two of the same name (ignoring letter
-        case), or an address that the service may not call; Refused for a command if commands are not allowed. They keep
-        their order. A figure without a condition gets `== 0`; nothing else is filled in. Host names other than
-        `localhost` pass, because only a probe resolves them: if their addresses are not allowed, each probe is an
-        error.
+        Host names pass, because only a probe resolves them: if their addresses are not allowed, each probe is an error.
         """
         try:
             usable = tuple(map(make_check, checks))
@@ -193,11 +185,6 @@ class _PrometheusAnswer(msgspec.Struct, frozen=True):
 
 
 def _judge_prometheus(condition: str, response: ClientResponse) -> CheckResult:
-    """Return what Prometheus's answer to an instant query means for a check with this condition.
-
-    Every sample of a vector, or the scalar, must meet it; an empty vector is unclear. An answer of any other form, or
-    one that says why the query was refused, is an error.
-    """
     try:
         answer = msgspec.json.decode(response.body, type=_PrometheusAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the last if it is nested too deeply

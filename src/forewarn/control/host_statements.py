@@ -14,11 +14,7 @@ from forewarn.errors import Refused, Remedy
 
 
 class HostStatementService:
-    """Records what operators state about hosts and the service cannot check.
-
-    `who` is the caller's name. `find_host` returns a host by its name, ignoring letter case, and raises NotFound.
-    `unreachable_hosts` returns the names of the hosts that do not answer the hypervisor.
-    """
+    """Records what operators state about hosts and the service cannot check."""
 
     def __init__(
         self,
@@ -35,9 +31,7 @@ class HostStatementService:
 
         Nothing else can know this about a host that does not answer: a VM that still runs there and is started on
         another host would write to its disks twice. The host stays confirmed down until it is repaired, and no VM comes
-        to it; its health does not change. Writes a history entry. The letter case of the name is ignored. Raises
-        NotFound for an unknown host, Refused if it was confirmed already or has neither failed nor stopped answering
-        the hypervisor, Conflict if it keeps changing, or Unavailable.
+        to it.
         """
 
         async def attempt() -> Host:

@@ -19,10 +19,7 @@ _POLLING_WINDOW_S = 330.0  # real seconds: a VM that polled within them counts a
 
 
 def load_clock_setting(store: Store) -> ClockSetting | None:
-    """Return the setting of the lab clock that was saved last; None if none was saved, as in a new store.
-
-    Raises Unavailable.
-    """
+    """Return the setting of the lab clock that was saved last; None if none was saved, as in a new store."""
     raw = store.load(LAB_CLOCK_NAME)
     return msgspec.json.decode(raw, type=ClockSetting) if raw is not None else None
 
@@ -38,8 +35,7 @@ class ClockAdvance:
 class LabClockService:
     """Advances the lab clock and changes its speed; the new setting is durable before it takes effect.
 
-    On real time (no `LabClock`), `advance`, `advance_to_next_wake` and `set_speed` raise Rejected. `polls` returns the
-    latest poll of each VM. `who` is the caller's name; "" writes no history entry.
+    On real time, changes are Rejected. `who` "" writes no history entry.
     """
 
     def __init__(
@@ -51,10 +47,7 @@ class LabClockService:
         self._polls = polls
 
     def status(self) -> tuple[float, float, bool]:
-        """Return the time in POSIX seconds, the speed, and whether it is a lab clock.
-
-        The speed is in lab seconds per real second: 1.0 on real time, 0 while a lab clock is stopped.
-        """
+        """Return the time in POSIX seconds, the speed, and whether it is a lab clock."""
         if isinstance(self._clock, LabClock):
             return self._clock.now(), self._clock.setting.speed, True
         return self._clock.now(), 1.0, False
@@ -63,11 +56,9 @@ class LabClockService:
         """Advance the clock by `by_s` seconds of lab time, stopping at every due time on the way.
 
         Everything due by then is done on return, acts included, except for those that the hypervisor has not answered
-        for ten seconds. VMs that polled within the last 330 seconds (of lab time if the clock is slower than real time,
-        else of real time) count as polling throughout (spec §12); with `without_polls` no VM does, so scopes become
-        idle (spec §8.2). The history entry is written first; `who` "" writes none. Raises Rejected unless `by_s` is
-        above 0 and at most 366 days and this is a lab. Waits for a pass of the reconciler under way. After an error on
-        the way, such as Unavailable, the clock stays where it was then, so it may have moved by less than `by_s`.
+        for ten seconds. VMs that polled within the last 330 seconds count as polling throughout (spec §12); with
+        `without_polls` no VM does, so scopes become idle (spec §8.2). After an error on the way the clock stays where
+        it was then.
         """
         clock = self.require_lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:
@@ -86,12 +77,7 @@ class LabClockService:
         return ClockAdvance(now=clock.now(), polling=len(polling))
 
     async def advance_to_next_wake(self) -> bool:
-        """Advance to the next due time and do everything due then; return False if nothing is scheduled.
-
-        Does not move the clock if that time is now or past. VMs that poll count as polling throughout, as for
-        `advance`. Writes no history entry for the jump. Raises Rejected if this is not a lab, Unavailable if the store
-        fails, perhaps after the jump.
-        """
+        """Advance to the next due time and do everything due then; return False if nothing is scheduled."""
         clock = self.require_lab_clock("advanced")
         async with self._reconciler.pass_lock:
             wake = self._reconciler.next_wake_at()
@@ -101,12 +87,7 @@ class LabClockService:
         return wake is not None
 
     async def set_speed(self, speed: float, *, who: str = "") -> float:
-        """Set how many lab seconds pass per real second from now on (0 stops the clock); return the speed.
-
-        The time does not jump. The speed is saved durably first, so a restart keeps it. Waits while `advance` or a pass
-        of the reconciler runs. `who` "" writes no history entry. Raises Rejected unless the speed is from 0 to 100,000
-        and this is a lab; Unavailable if it cannot be saved, and then the old speed stays.
-        """
+        """Set how many lab seconds pass per real second from now on (0 stops the clock); return the speed."""
         clock = self.require_lab_clock("set to another speed")
         # Under the lock, because `advance` would overwrite the new speed, or this the new time.
         async with self._reconciler.pass_lock:
@@ -118,8 +99,7 @@ class LabClockService:
     async def save_position(self) -> None:
         """Save the current lab time and speed in the store, durably; does nothing on real time.
 
-        Lab time then does not go back if the wall clock is set back before the next start. Waits while `advance` or a
-        pass of the reconciler runs. Raises Unavailable.
+        Lab time then does not go back if the wall clock is set back before the next start.
         """
         if isinstance(self._clock, LabClock):
             async with self._reconciler.pass_lock:
@@ -132,10 +112,7 @@ class LabClockService:
             await self._store.commit(Commit(entries=(entry,)))
 
     def require_lab_clock(self, action: str) -> LabClock:
-        """Return the lab clock. Raises Rejected if this service runs on real time, which cannot be `action`.
-
-        `action` is a participle for the message, such as "advanced".
-        """
+        """Return the lab clock. Raises Rejected if this service runs on real time, which cannot be `action`."""
         if not isinstance(self._clock, LabClock):
             raise Rejected(f"this service runs on real time, which cannot be {action}", Remedy.USE_LAB)
         return self._clock

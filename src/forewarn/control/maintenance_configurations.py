@@ -21,12 +21,7 @@ _REMEMBERED_S = 35 * 86_400.0  # how long canceled runs of the past are kept
 
 
 class MaintenanceConfigurationService:
-    """Writes, finds and removes maintenance configurations and assignments. `who` is the caller's name.
-
-    A maintenance configuration has a window for maintenance; an assignment applies it to VMs. A change is durable when
-    the method returns, and has an entry in the history. Raises Unavailable, and changes nothing, if the store cannot be
-    written. Rights are not checked.
-    """
+    """Writes, finds and removes maintenance configurations and assignments. Rights are not checked."""
 
     def __init__(self, *, transactions: ScopeTransactions) -> None:
         self._clock = transactions.clock
@@ -35,18 +30,12 @@ class MaintenanceConfigurationService:
         self._hosts: HostConfigurations | None = None  # None: to be read again
 
     def forget(self) -> None:
-        """Drop the cached configurations of scope Host, so that they are read again at the next use.
-
-        Called after each commit that changes configurations or assignments. The store is not changed.
-        """
+        """Drop the cached configurations of scope Host, so that they are read again at the next use."""
         self._hosts = None
 
     @property
     def hosts(self) -> HostConfigurations:
-        """The assigned configurations of scope Host, to be looked up by VM, as they are stored now.
-
-        Read from the store at the first use and after `forget`, otherwise cached. Raises Unavailable.
-        """
+        """The assigned configurations of scope Host, to be looked up by VM, as they are stored now."""
         if self._hosts is None:
             self._hosts = HostConfigurations(self._store.configurations(), self._store.assignments())
         return self._hosts
@@ -64,10 +53,8 @@ class MaintenanceConfigurationService:
     async def put(self, new: MaintenanceConfiguration, *, who: str) -> tuple[MaintenanceConfiguration, bool]:
         """Add the configuration, or replace the one with its id; return (as stored, whether it is new).
 
-        The letter case of the id is ignored. A replaced configuration keeps the spelling of its id, its creator and its
-        time of creation. An unchanged one is not written. Canceled openings stay canceled while the window is the same.
-        A change is durable on return, with a history entry that names `who`. Does not check whether the window is
-        possible. Raises Unavailable; then nothing has changed.
+        A replaced configuration keeps the spelling of its id, its creator and its time of creation. Canceled openings
+        stay canceled while the window is the same.
         """
         async with self._lock:
             old = self.find(new.id)
@@ -95,13 +82,7 @@ class MaintenanceConfigurationService:
             return stored, old is None
 
     async def skip(self, resource: str, begin: float, *, who: str) -> MaintenanceConfiguration:
-        """Cancel the one opening of a configuration's window that begins at `begin`; return the configuration.
-
-        `begin` is lab time; `resource` is the configuration's resource id, ignoring letter case. Canceled openings that
-        began over 35 days ago are forgotten. Canceling it again changes nothing. Does not check whether it opens at
-        that time. Durable on return; a history entry names `who`. Raises NotFound if there is no such configuration, or
-        Unavailable.
-        """
+        """Cancel the one opening of a configuration's window that begins at `begin`; return the configuration."""
         async with self._lock:
             old = self.find(resource)
             if old is None:
@@ -117,11 +98,7 @@ class MaintenanceConfigurationService:
             return stored
 
     async def remove(self, resource: str, *, who: str) -> MaintenanceConfiguration | None:
-        """Remove the configuration with this id and all its assignments; return it, or None if there is none.
-
-        `resource` is its resource id, ignoring letter case. All is removed in one transaction, with a history entry
-        that names `who`. Raises Unavailable; then nothing has changed.
-        """
+        """Remove the configuration with this id and all its assignments; return it, or None if there is none."""
         async with self._lock:
             old = self.find(resource)
             if old is None:
@@ -137,12 +114,7 @@ class MaintenanceConfigurationService:
             return old
 
     async def assign(self, new: ConfigurationAssignment, *, who: str) -> tuple[ConfigurationAssignment, bool]:
-        """Add the assignment, or replace the one with its id; return (as stored, whether it is new).
-
-        The letter case of the id is ignored. A replaced assignment keeps its creator, target and the spelling of its
-        id. An unchanged one is not written. A change is durable on return, with a history entry that names `who`. Does
-        not check whether its target exists. Raises NotFound if its configuration does not exist, or Unavailable.
-        """
+        """Add the assignment, or replace the one with its id; return (as stored, whether it is new)."""
         async with self._lock:
             configuration = self.find(new.configuration_id)
             if configuration is None:
@@ -167,11 +139,7 @@ class MaintenanceConfigurationService:
             return stored, old is None
 
     async def unassign(self, resource: str, *, who: str) -> ConfigurationAssignment | None:
-        """Remove the assignment with this id; return it, or None if there is none.
-
-        `resource` is its resource id, ignoring letter case. The removal is durable on return, with a history entry that
-        names `who`. Raises Unavailable; then nothing has changed.
-        """
+        """Remove the assignment with this id; return it, or None if there is none."""
         async with self._lock:
             old = self.find_assignment(resource)
             if old is None:

@@ -40,9 +40,8 @@ class _HostAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class ObservedFleet:
     """Knows the VMs of the fleet and what their hosts answered last, in memory, to compare the two.
 
-    It is as new as the last commit passed to `on_commit`; the constructor reads the store. A host of the fleet that is
-    not observed counts as silent. Hosts are given by the fleet's names. `on_act_ended` is called with the host of a VM
-    when an act on it has ended.
+    A host of the fleet that is not observed counts as silent. `on_act_ended` is called with the host of a VM when an
+    act on it has ended.
     """
 
     def __init__(self, store: Store, on_act_ended: Callable[[str], None] = lambda host: None) -> None:
@@ -70,10 +69,7 @@ class ObservedFleet:
         return self._counter
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Update the VMs, hosts and acts that are known here with a commit. Called for every commit, in order.
-
-        Forgets the answers of removed hosts, and calls `on_act_ended` for each act that has ended.
-        """
+        """Update the VMs, hosts and acts that are known here with a commit. Called for every commit, in order."""
         commit = applied.commit
         for host in commit.hosts:
             self._hosts.add(host.name)
@@ -122,10 +118,8 @@ class ObservedFleet:
     def set_answer(self, host: str, answer: HostObservation | None, *, asked: int) -> set[str]:
         """Keep the last answer of a host; return the keys of the VMs that it may concern.
 
-        It may concern the VMs that the fleet has there and those that this answer or the one before lists. `asked` is
-        the number (see `tick`) at which the host was asked. An `answer` of None means that the host did not answer; the
-        one before is forgotten. The answer of a host that the fleet does not have is not kept. An answer that was
-        overtaken by one to a later question is dropped, and concerns no VM.
+        `asked` is the number (see `tick`) at which the host was asked. An answer that was overtaken by one to a later
+        question is dropped.
         """
         if asked < self._asked.get(host, 0):
             return set()
@@ -148,10 +142,8 @@ class ObservedFleet:
     def reports(self, vm: ObservedVm) -> VmReports | None:
         """Return what hosts report about a VM; None while an act on it is in progress.
 
-        The result says which hosts list the VM and how, whether its own host has answered, and whether all have.
         Answers of hosts that were asked before the last change of the VM in the fleet do not count. If several VMs of
-        the fleet have its name, only the report of the VM's own host counts. `vm` must be as `vm(key)` returns it now;
-        raises KeyError for a VM whose name no present VM has.
+        the fleet have its name, only the report of the VM's own host counts.
         """
         changed = self._changed.get(vm.key, 0)
         if vm.key in self._acts or self._is_acted_on(vm, changed):
@@ -175,11 +167,7 @@ class ObservedFleet:
         return any(vm.key in answer.acting_on and answer.asked > changed for answer in self._answers.values())
 
     def answered_after(self, vm: ObservedVm, number: int, *, all_hosts: bool) -> bool:
-        """Return whether the last answers of the VM's own host and those that list it are newer than `number`.
-
-        `number` is one that `tick` has returned; an answer is as new as its question. Hosts that did not answer do not
-        count. With `all_hosts`, all hosts of the fleet must have been asked since then, and have answered.
-        """
+        """Return whether the last answers of the VM's own host and those that list it are newer than `number`."""
         if all_hosts:
             return self._when_all_asked() > number
         concerned = {vm.host, *self._listing_hosts.get(vm.name, ())} & self._answers.keys()

@@ -21,8 +21,7 @@ T = TypeVar("T")
 class PlacementIndex:
     """Knows the hosts, counts VMs and update domains per host, and chooses destinations; in memory.
 
-    The constructor reads the whole store. It is as new as the last commit passed to `on_commit`. A VM that moves counts
-    on its destination. Hosts are given by name, VMs by key; both must match exactly.
+    It is as new as the last commit passed to `on_commit`. A VM that moves counts on its destination.
     """
 
     def __init__(self, store: Store) -> None:
@@ -63,10 +62,7 @@ class PlacementIndex:
             self._track_event(event)
 
     def vm_count(self, host: str) -> int:
-        """Return how many VMs are on this host or moving to it, without those moving away; 0 if unknown.
-
-        Within `reserve_destinations` a VM counts on its chosen destination.
-        """
+        """Return how many VMs are on this host or moving to it, without those moving away; 0 if unknown."""
         return self._vm_counts[host]
 
     def vm_keys(self) -> list[str]:
@@ -82,49 +78,30 @@ class PlacementIndex:
         return self._vms[key][0]
 
     def host_of(self, key: str) -> str:
-        """Return the name of the host that a VM (key) is on; "" if it is on none, removed or unknown.
-
-        While the VM moves, this is its old host.
-        """
+        """Return the name of the host that a VM (key) is on; "" if it is on none, removed or unknown."""
         return self._current_hosts.get(key, "")
 
     def domains_on(self, host: str, scope_id: str) -> Collection[Domains]:
-        """Return the (update domain, fault domain) pairs of the scope's VMs on the host or moving to it.
-
-        The collection has each pair once, and later commits change it. It is empty for a scope of a single VM. Within
-        `reserve_destinations` a VM counts on its chosen destination.
-        """
+        """Return the (update domain, fault domain) pairs of the scope's VMs on the host or moving to it."""
         return self._domains.get((host, scope_id), ())
 
     def most_update_domains(self) -> dict[str, int]:
-        """Return for each host with VMs, by name, how many update domains of one scope are on it at most.
-
-        Maintenance of the host takes them one after the other.
-        """
+        """Return for each host with VMs, by name, how many update domains of one scope are on it at most."""
         most = {host: 1 for host, count in self._vm_counts.items() if count}
         for (host, _), domains in self._domains.items():
             most[host] = max(most.get(host, 1), len({update_domain for update_domain, _ in domains}))
         return most
 
     def arriving_vms(self, host: str) -> list[tuple[str, str]]:
-        """Return name and size of the VMs that move to this host and are not there yet, in a new list.
-
-        In no particular order. Within `reserve_destinations` a VM counts on its chosen destination.
-        """
+        """Return name and size of the VMs that move to this host and are not there yet, in a new list."""
         return [self._sizes[key] for key in self._arriving.get(host, ())]
 
     def has_announced_work(self, host: str) -> bool:
-        """Return whether planned maintenance of this host is scheduled or started, that is, not over.
-
-        False for an unknown host.
-        """
+        """Return whether planned maintenance of this host is scheduled or started, that is, not over."""
         return bool(self._work.get(host))
 
     def vms_moving_to(self, host: str) -> list[str]:
-        """Return the keys of the VMs with an unfinished act that brings them to this host, unordered.
-
-        The act migrates, redeploys or starts the VM. Empty for an unknown host.
-        """
+        """Return the keys of the VMs with an unfinished act that brings them to this host, unordered."""
         return [key for key, bound in self._destinations.items() if host in bound.values()]
 
     def host(self, name: str) -> Host | None:
@@ -136,27 +113,16 @@ class PlacementIndex:
         return self._failed_hosts
 
     def unreachable_hosts(self) -> frozenset[str]:
-        """Return the names of the hosts that are recorded as not answering (`Host.unreachable_since`).
-
-        That is recorded when a host has not answered the hypervisor twice in a row. Such a host need not have failed:
-        its VMs may be running.
-        """
+        """Return the names of the hosts that are recorded as not answering (`Host.unreachable_since`)."""
         return self._unreachable_hosts
 
     def is_confirmed_down(self, host_name: str) -> bool:
-        """Return whether an operator has stated that the host with exactly this name is certainly down.
-
-        Then a hypervisor may start its VMs elsewhere. False for an unknown host.
-        """
+        """Return whether an operator has stated that the host with exactly this name is certainly down."""
         host = self._hosts.get(host_name)
         return host is not None and host.confirmed_down
 
     def needs_failed_host(self, act: Act) -> bool:
-        """Return whether an act cannot be performed because a host that it needs has failed.
-
-        An act needs its destination, and the host that its VM is on now, unless it takes the VM away from there
-        abruptly.
-        """
+        """Return whether an act cannot be performed because a host that it needs has failed."""
         return bool(self._failed_hosts) and needs_failed_host(act, self.host_of(act.vm), self._failed_hosts)
 
     def hosts(self) -> list[Host]:
@@ -164,21 +130,11 @@ class PlacementIndex:
         return list(self._hosts.values())
 
     def find_destination(self, vm: Vm, hints: DestinationHints = NO_HINTS, *, is_live: bool = False) -> str | None:
-        """Return the name of the host that this VM would move to now, or None if no host can take it.
-
-        It is another healthy host of its location and zone that is not confirmed down and, with `is_live` (the VM is
-        migrated with its memory), can run its CPU. It prefers, in this order, hosts that answer, have enough memory,
-        have no announced maintenance, and have no other update domain, then no other fault domain, of the VM's scope;
-        of these the one with most free memory, or with the fewest VMs unless memory is known of all
-        (`choose_destination`). `hints` are what the hypervisor knows about hosts.
-        """
+        """Return the name of the host that this VM would move to now, or None if no host can take it."""
         return choose_destination(vm, self._hosts.values(), self, hints, is_live=is_live)
 
     def destination_problem(self, vm: Vm) -> str:
-        """Return for people why `find_destination` has found no host for this VM; only call it then.
-
-        Either no healthy host of its location and zone is left, or none runs its CPU.
-        """
+        """Return for people why `find_destination` has found no host for this VM; only call it then."""
         return no_destination_problem(vm, self._hosts.values())
 
     @contextmanager
@@ -187,9 +143,7 @@ class PlacementIndex:
     ) -> Iterator[dict[str, str]]:
         """Choose a destination for each VM, one after the other, and count the VM there within the block.
 
-        So concurrent moves spread out. `hints` are what the hypervisor knows about hosts; `live` has the keys of the
-        VMs that are migrated with their memory. Use it with `with`. Yields VM key → name of the host; a VM that no host
-        can take has no entry. After the block a VM counts where the committed state has it. Commits nothing.
+        So concurrent moves spread out. A VM that no host can take has no entry. Commits nothing.
         """
         destinations: dict[str, str] = {}
         try:

@@ -46,9 +46,8 @@ _MAX_CATCH_UP_S = 10.0  # real time
 class Reconciler:
     """Does due work in passes: publishes, starts and ends events, and performs their acts.
 
-    `run` repeats passes, `reconcile` is one. A pass is level-triggered: it reads what is due from the store, so a crash
-    or a missed wake-up loses nothing. Setting `wake_event` makes `run` begin a pass at once. The attribute `pass_lock`,
-    an asyncio.Lock, is held during a pass.
+    A pass is level-triggered: it reads what is due from the store, so a crash or a missed wake-up loses nothing.
+    Setting `wake_event` makes `run` begin a pass at once. `pass_lock` is held during a pass.
     """
 
     def __init__(
@@ -78,10 +77,7 @@ class Reconciler:
         self.pass_lock = asyncio.Lock()  # held during passes, by `run` or by the lab clock while it advances
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Queue the acts of a commit, pass it to rollouts and replays, and wake `run`.
-
-        Called for every commit, in order.
-        """
+        """Queue the acts of a commit, pass it to rollouts and replays, and wake `run`."""
         self._has_unapplied |= bool(applied.commit.planned)
         if applied.commit.hosts:
             self._has_new_failures |= any(host.health is HostHealth.FAILED for host in applied.commit.hosts)
@@ -98,20 +94,14 @@ class Reconciler:
         self._wake_event.set()
 
     def resume_unfinished_acts(self) -> None:
-        """Queue the unfinished acts of all started events, which an earlier process left; performs none yet.
-
-        Call it once, at the start.
-        """
+        """Queue the unfinished acts of all started events, which an earlier process left; performs none yet."""
         started = self._store.events(statuses=[EventState.STARTED])
         # In the order in which they started, which is that of the acts on one VM.
         for event in sorted(started, key=lambda event: (event.started_at or 0.0, event.seq)):
             self._executor.add_acts(event)
 
     async def run(self) -> None:
-        """Run passes until cancelled: at once when woken, and when the next due time comes.
-
-        Errors are logged, and the pass is repeated after a second of real time. Run it only once at a time.
-        """
+        """Run passes until cancelled: at once when woken, and when the next due time comes."""
         self._is_running = True
         try:
             await self._run_passes()
@@ -144,7 +134,7 @@ class Reconciler:
         """Wake `run`, and return when it has done everything that is due now, apart from running acts.
 
         Returns at the latest after ten seconds of real time, or after an error, which is not raised: the work stays
-        due. If `run` is not running, it runs the passes itself and raises the first error of one.
+        due. If `run` is not running, it runs the passes itself.
         """
         if self._is_running:
             done = asyncio.get_running_loop().create_future()
@@ -159,8 +149,7 @@ class Reconciler:
     async def run_until_settled(self) -> None:
         """Run passes until everything due now is done, running acts and health checks included.
 
-        Does not wait for acts that the hypervisor has not answered for ten seconds. Does not take `pass_lock`: the
-        caller holds it if `run` may be running. Raises the first error of a pass.
+        Does not take `pass_lock`: the caller holds it if `run` may be running.
         """
         while True:
             if await self.reconcile():
@@ -175,8 +164,8 @@ class Reconciler:
     async def reconcile(self) -> bool:
         """Run one pass: do what is due now, and start acts; return True if there was any: call it again.
 
-        It does not wait for the acts. Does not take `pass_lock`: the caller holds it if `run` may be running. A step
-        that fails does not stop the others; the first error is raised at the end of the pass, others are dropped.
+        Does not take `pass_lock`: the caller holds it if `run` may be running. A step that fails does not stop the
+        others; the first error is raised at the end of the pass.
         """
         did = False
         failure: Exception | None = None
@@ -203,10 +192,7 @@ class Reconciler:
         return did or self._has_new_failures  # if a host failed during this pass, the acts there must end
 
     def next_wake_at(self) -> float | None:
-        """Return the lab time, perhaps past, when a scope, gate, act, rollout, check, replay or fault is due.
-
-        None if nothing is due by time alone. Planned events and rollouts that wait for a pass do not count.
-        """
+        """Return the lab time, perhaps past, when a scope, gate, act, rollout, check, replay or fault is due."""
         others = (self._executor, self._rollouts, self._replays, self._faults, self._fault_storms)
         soonest = (self._store.next_wake_at(), *(other.next_due_at() for other in others))
         return min((at for at in soonest if at is not None), default=None)

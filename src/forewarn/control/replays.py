@@ -59,11 +59,10 @@ class _TrackedReplay:
 
 
 class ReplayService:
-    """Starts, stops and finds replays, and shows their due steps. `who` is the caller's name.
+    """Starts, stops and finds replays, and shows their due steps.
 
     A replay, only in a lab, shows the answers of a recording to the VMs of a scope in place of its own document, step
-    by step. It is stored as a request. The constructor loads running and recent replays from the store. `new_id`
-    returns a new GUID at each call.
+    by step. It is stored as a request.
     """
 
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
@@ -76,11 +75,7 @@ class ReplayService:
                 self._track(request, request.replay)
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Remember the newest state of the replays that a commit started, advanced or ended, in memory.
-
-        When a replay starts, replays whose event ids are no longer known are forgotten. Called for every commit, in
-        order; reads the store.
-        """
+        """Remember the newest state of the replays that a commit started, advanced or ended, in memory."""
         for changed in applied.commit.requests:
             if changed.replay is not None and (request := self._store.request(changed.id)) is not None:
                 assert request.replay is not None
@@ -101,13 +96,8 @@ class ReplayService:
     ) -> MaintenanceRequest:
         """Start to replay a recording to the scope of a VM, durably, and return the request that holds it.
 
-        The reconciler shows its first step. `speed` 2 replays in half the time; `loops` is how often; `names` maps
-        recorded VM names (ignoring letter case) to the names to show. Without an entry, the recorded VM is shown as
-        `vm`, and others as recorded. A `key` gives the request its id; the caller has already checked whether a request
-        with it exists (`RequestKeys`). Raises Rejected outside a lab and for a bad recording, names that it does not
-        have, a speed outside 0.01 to 10000 or loops outside 1 to 1000; Refused if the scope has a live event or another
-        replay; NotFound if the scope does not exist; Conflict if it keeps changing, or the id of the `key` is used; or
-        Unavailable. Writes a history entry.
+        `names` maps recorded VM names to the names to show; without an entry, the recorded VM is shown as `vm`, and
+        others as recorded.
         """
         self._require_lab()
         _require_in_range(speed, loops)
@@ -142,12 +132,7 @@ class ReplayService:
         return await retry_on_conflict(attempt, f"replay {replay_id!r}")  # it may show its next step meanwhile
 
     def find(self, replay_id: str) -> MaintenanceRequest:
-        """Return the request of the replay with this id, or of the only one whose id starts with it.
-
-        Letter case and blanks around it are ignored; the start may have any length. Only replays of `list_replays` are
-        found, running or over. Raises NotFound if there is none or the id is "", Refused if several ids start with it,
-        or Unavailable.
-        """
+        """Return the request of the replay with this id, or of the only one whose id starts with it."""
         wanted = replay_id.strip().lower()
         found = [request for request in self.list_replays() if wanted and request.id.startswith(wanted)]
         if not found:
@@ -157,18 +142,11 @@ class ReplayService:
         return found[0]
 
     def list_replays(self) -> list[MaintenanceRequest]:
-        """Return the requests of all running replays, and of ended ones that are recent; oldest first.
-
-        Recent are those among the 10,000 newest requests of any kind.
-        """
+        """Return the requests of all running replays, and of ended ones that are recent; oldest first."""
         return [request for request in self._recent_requests() if request.replay is not None]
 
     async def reconcile(self) -> bool:
-        """Show the due steps of replays, and end interrupted replays; return whether there were any.
-
-        A step of the reconciler; what it did is durable. A replay is interrupted by the removal of its VM or a real
-        event of its scope.
-        """
+        """Show the due steps of replays, and end interrupted replays; return whether there were any."""
         did = False
         for tracked in self._running():
             try:
@@ -182,25 +160,19 @@ class ReplayService:
         return min((at for tracked in self._running() if (at := tracked.next_step_at()) is not None), default=None)
 
     def current_answer(self, scope: Scope) -> ReplayedAnswer | None:
-        """Return the answer that a replay shows in place of the scope's own document; None: the own document.
-
-        None without a running replay, before the first step of a loop, and if the replay is interrupted.
-        """
+        """Return the answer that a replay shows in place of the scope's own document; None: the own document."""
         tracked = self._running_in_scope(scope.id)
         return tracked.current_answer(scope) if tracked else None
 
     def current_step(self, request: MaintenanceRequest) -> ReplayStep | None:
-        """Return the step of this replay that is shown now; None before a loop's first step and after the end.
-
-        `request` is the request of a replay, as `find` returns it.
-        """
+        """Return the step of this replay that is shown now; None before a loop's first step and after the end."""
         tracked = self._tracked.get(request.id)
         if tracked is None or not tracked.replay.done or tracked.replay.ended:
             return None
         return tracked.script.steps[tracked.replay.done - 1]
 
     def was_shown(self, scope_id: str, event_id: str) -> bool:
-        """Return whether a replay showed this event id (exactly, in upper case) to the scope.
+        """Return whether a replay showed this event id to the scope.
 
         It is known while the replay runs and for at least 24 hours of lab time after its end (spec §5.2).
         """
@@ -209,11 +181,7 @@ class ReplayService:
     def approval_entries(
         self, scope: Scope, event_ids: tuple[str, ...], *, by: str, now: float
     ) -> Iterator[HistoryEntry]:
-        """Yield a history entry for each of these ids that is shown as Scheduled now and not yet approved.
-
-        Only ids (in upper case) that a running replay shows to the scope count; the replay itself does not change. `by`
-        is the name of who approves, at lab time `now`. The caller commits the entries.
-        """
+        """Yield a history entry for each of these ids that is shown as Scheduled now and not yet approved."""
         tracked = self._running_in_scope(scope.id)
         shown = tracked.current_answer(scope) if tracked else None
         for notice in shown.document.notices if shown else ():

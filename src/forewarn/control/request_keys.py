@@ -21,8 +21,7 @@ T = TypeVar("T")
 class RequestKeys:
     """Makes calls with a request key idempotent: a second call with a key makes no second request.
 
-    It finds the request of the first call in `store`, so this holds after a restart. Calls with the same key wait for
-    each other within one process.
+    It finds the request of the first call in `store`, so this holds after a restart.
     """
 
     def __init__(self, store: Store) -> None:
@@ -38,9 +37,8 @@ class RequestKeys:
         """Return `create(key)` for the first call with this key, and `show(request)` for each repeated one.
 
         `create` creates a request with the id and digest of the key that it is given, which has another id than `key`
-        if an earlier request of that has expired. If it raises, the error passes through, and the next call with the
-        key tries again; but if the request exists by then, as when an earlier call was cancelled, it is shown. Raises
-        Rejected if the request of this key asked for something else.
+        if an earlier request of that has expired. If it raises, the next call with the key tries again; but if the
+        request exists by then, as when an earlier call was cancelled, it is shown.
         """
         async with self._locks.setdefault(key.request_id, asyncio.Lock()):
             key, known = self._resolve(key)
@@ -57,11 +55,7 @@ class RequestKeys:
                 return await show(known)
 
     def find(self, key: RequestKey) -> MaintenanceRequest | None:
-        """Return the request that a call with this key has made; None if there is none that has not expired.
-
-        A request expires after the key's lifetime; then the key may have been used again, and the later request is
-        found. Raises Rejected if the request of this key asked for something else.
-        """
+        """Return the request that a call with this key has made; None if there is none that has not expired."""
         return self._resolve(key)[1]
 
     def _resolve(self, key: RequestKey) -> tuple[RequestKey, MaintenanceRequest | None]:

@@ -44,22 +44,17 @@ from forewarn.wording import did_you_mean, first_names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReceipt:
-    """An accepted request, and the events that were published, started or approved with it.
-
-    A host without VMs that the request affects, such as one with only deallocated VMs, gets no event.
-    """
+    """An accepted request, and the events that were published, started or approved with it."""
 
     request: MaintenanceRequest
     events: tuple[Event, ...]  # (): the request is for several scopes or a host, and the reconciler publishes them soon
 
 
 class RequestService:
-    """Accepts requests for maintenance, approvals and withdrawals. `who` is the caller's name.
+    """Accepts requests for maintenance, approvals and withdrawals. A request is durable when its method returns.
 
-    A request is durable when its method returns. `new_id` returns a new GUID at each call. A `key` gives the new
-    request its id; `RequestKeys` finds the request of a repeated call before. Errors: NotFound for unknown
-    names and ids, Rejected for requests that can never work, Refused for what the current state or the hypervisor
-    (`verbs`) forbids, Conflict after 20 conflicting writes, Unavailable if the store cannot be written.
+    A `key` gives the new request its id; the caller has already checked whether a request with it exists
+    (`RequestKeys`).
     """
 
     def __init__(
@@ -86,17 +81,10 @@ class RequestService:
     ) -> RequestReceipt:
         """Request an operation for these VMs: for all of them, or for none.
 
-        The operation is one of users, an eviction, a scale-in or a rebalance recommendation; requests for hosts,
-        ROLLOUT, REPLAY and PERFORM_MAINTENANCE have methods of their own. `notice_s` is in seconds of lab time, 0 means
-        the minimum notice; `short_notice` allows any, even 0. The operation starts without notice if the VM's policy
-        approves it, or if scheduled events are disabled for the scope of a user operation. If all VMs are in one scope,
-        their events are published or started on return and in the receipt, otherwise the reconciler publishes them.
-        Raises Rejected without VMs, for too short a notice, and for a notice or `short_notice` if the operation is
-        performed at once; Refused if the hypervisor cannot do it, if the state of a VM or another operation on it
-        forbids it, if its scope has as many user operations scheduled as it may, if no host can take a VM that must
-        move, and for a notice or `short_notice` if a VM to delete has no terminate notification; Conflict if the scope
-        keeps changing; or Unavailable. A `key` gives the request its id; the caller has already checked whether a
-        request with it exists (`RequestKeys`).
+        0 as `notice_s` means the minimum notice; `short_notice` allows any, even 0. The operation starts without notice
+        if the VM's policy approves it, or if scheduled events are disabled for the scope of a user operation. If all
+        VMs are in one scope, their events are published or started on return and in the receipt, otherwise the
+        reconciler publishes them.
         """
         if not vms:
             raise Rejected(f"{operation} needs at least one VM: name it")
@@ -113,13 +101,8 @@ class RequestService:
     ) -> RequestReceipt:
         """Mark a host as predicted to fail (DEGRADED), and schedule the redeployment of its VMs (spec §6.4).
 
-        VMs that are being moved to it also get an event, which starts when they have arrived. Deallocated VMs stay.
-        `notice_s` is in seconds of lab time. 0 means ten minutes, or no notice with `short_notice`. The reconciler
-        publishes the events; the receipt has none. The letter case of the name is ignored. Raises Rejected for less
-        than ten minutes without `short_notice`, NotFound for an unknown host, Refused if it is not healthy, if the
-        hypervisor cannot redeploy, or if a VM has no host to move to; Conflict if the host keeps changing; or
-        Unavailable. A `key` gives the request its id; the caller has already checked whether a request with it exists
-        (`RequestKeys`).
+        VMs that are being moved to it also get an event, which starts when they have arrived. Deallocated VMs stay. The
+        reconciler publishes the events; the receipt has none.
         """
 
         async def attempt() -> RequestReceipt:
@@ -137,11 +120,7 @@ class RequestService:
         """Mark a host as failed, and redeploy its VMs and those being redeployed to it at once (spec §6.4).
 
         Acts under way there end as failed; a VM that was migrating to it stays where it is, and so do deallocated VMs.
-        The reconciler publishes the events; the receipt has none. The letter case of the name is ignored. Raises
-        NotFound for an unknown host, Refused if it has failed already or a VM has no host to move to (then it is not
-        marked either), Conflict if it keeps changing, or Unavailable. If the hypervisor cannot redeploy, the failure is
-        still recorded; the acts then fail and say why. A `key` gives the request its id; the caller has already checked
-        whether a request with it exists (`RequestKeys`).
+        If the hypervisor cannot redeploy, the failure is still recorded; the acts then fail and say why.
         """
 
         async def attempt() -> RequestReceipt:
@@ -156,12 +135,7 @@ class RequestService:
         return await retry_on_conflict(attempt, f"host {host_name!r}")
 
     async def repair_host(self, host_name: str, *, who: str) -> Host:
-        """Mark a degraded, failed or confirmed-down host as healthy, durably, and return it; moves no VM back.
-
-        The letter case of the name is ignored. Raises NotFound for an unknown host, Refused if it is healthy, or while
-        events are scheduled that move VMs away because it is degraded: withdraw them first; Conflict if it keeps
-        changing; or Unavailable. Writes a history entry.
-        """
+        """Mark a degraded, failed or confirmed-down host as healthy, durably, and return it; moves no VM back."""
 
         async def attempt() -> Host:
             host = self.host(host_name)
@@ -180,13 +154,7 @@ class RequestService:
         return await retry_on_conflict(attempt, f"host {host_name!r}")
 
     async def approve(self, event_id: str, *, who: str) -> Event:
-        """Approve an event on behalf of its VMs, durably, and return it.
-
-        The letter case of the id is ignored. Raises Refused if the event is over, NotFound if it is unknown, Conflict
-        if its scope keeps changing, or Unavailable. The reconciler starts it, unless something else holds it back. An
-        event that is approved or started already, or that has no impact and never starts, stays as it is. `who` is
-        named in its history entry.
-        """
+        """Approve an event on behalf of its VMs, durably, and return it."""
         event = self.event(event_id)
         if not event.is_live:
             raise Refused(f"event {event.id} is over ({event.ending}): there is nothing to approve")
@@ -194,12 +162,7 @@ class RequestService:
         return scope.event(event.id) or self.event(event.id)
 
     async def approve_all(self, events: Sequence[Event], *, who: str) -> None:
-        """Approve these events on behalf of their VMs in one durable transaction, all of them or none.
-
-        Events that are approved, started or over already, or have no impact, stay as they are. The reconciler starts
-        the others, unless something else holds them back. Raises Conflict if they keep changing, Unavailable; then none
-        is approved.
-        """
+        """Approve these events on behalf of their VMs in one durable transaction, all of them or none."""
         grouped = group_by_scope(list(events), lambda event: event.scope_id)
 
         async def attempt() -> None:
@@ -212,11 +175,8 @@ class RequestService:
     ) -> RequestReceipt:
         """Approve the scheduled planned maintenance of these VMs in one transaction (spec §6.4).
 
-        The receipt has a new request and the events with such maintenance, including those approved before; the
-        reconciler starts them, unless something else holds them back. VMs without such an event are skipped. Raises
-        Refused if no VM has one, Rejected without VMs, Conflict if an event keeps changing, or Unavailable. A `key`
-        gives the request its id; the caller has already checked whether a request with it exists (`RequestKeys`).
-        `resource` is the id of the Azure resource that the caller named, if the request is to be found by it later.
+        VMs without such an event are skipped. `resource` is the id of the Azure resource that the caller named, if the
+        request is to be found by it later.
         """
 
         async def attempt() -> RequestReceipt:
@@ -253,12 +213,7 @@ class RequestService:
         return scope_commit(old, with_next_wake(approved, context))
 
     async def withdraw(self, event_id: str, *, who: str, reason: str = "") -> Event:
-        """Withdraw an event that has not started, and return it as it is then: over, with ending WITHDRAWN.
-
-        Durable on return, with a history entry. Other events of the scope that waited for it may then start. The letter
-        case of the id is ignored. Raises Refused if it has started or is over, NotFound if unknown, Conflict if its
-        scope keeps changing, or Unavailable. `reason` is for the history and the event; "" names `who`.
-        """
+        """Withdraw an event that has not started, and return it as it is then: over, with ending WITHDRAWN."""
         event = self.event(event_id)
 
         def decision(scope: Scope, context: DecisionContext) -> Scope:
@@ -366,11 +321,7 @@ _VM_OPERATIONS = frozenset(RequestedOperation) - {
 
 
 def approve_decision(event_ids: tuple[str, ...], by: str) -> Callable[[Scope, DecisionContext], Scope]:
-    """Return a decision that approves these live events of a scope; ids that it does not have are ignored.
-
-    A decision takes a scope and its context, and returns the new scope. Events that are approved or started already
-    stay as they are. `by` is who approves, for the event and its history entry.
-    """
+    """Return a decision that approves these live events of a scope; ids that it does not have are ignored."""
 
     def decision(scope: Scope, context: DecisionContext) -> Scope:
         for event_id in event_ids:
@@ -400,11 +351,7 @@ def new_request(
     short_notice: bool = False,
     key: RequestKey | None = None,
 ) -> MaintenanceRequest:
-    """Return a new request with this id, in lower case, or with the id, digest and time of `key`.
-
-    `who` is the caller's name, `now` lab time, `targets` the names that people see. `notice_s` and `short_notice` are
-    as the user gave them. Commits nothing. Raises Rejected for a negative notice (seconds of lab time).
-    """
+    """Return a new request with this id, in lower case, or with the id, digest and time of `key`."""
     if notice_s < 0:
         raise Rejected(f"notice of {notice_s:g} s is negative: give 0 or more")
     request = MaintenanceRequest(
@@ -420,11 +367,7 @@ def new_request(
 
 
 def requested_entry(request: MaintenanceRequest) -> HistoryEntry:
-    """Return the history entry of a new request: who requested what, of which targets.
-
-    Of many targets, the first five are named and the others counted. The entry belongs to a VM only if the request is
-    an operation on that VM alone.
-    """
+    """Return the history entry of a new request: who requested what, of which targets."""
     text = f"{request.who} requested {verb_noun(request.ask)} of {first_names(request.targets, 5)}"
     vm = request.targets[0] if request.ask in _VM_OPERATIONS and len(request.targets) == 1 else ""
     return HistoryEntry(

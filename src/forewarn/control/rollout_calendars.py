@@ -41,8 +41,7 @@ class RolloutCalendars:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember whether a commit may change windows of events, for `reconcile`. Called for every commit.
 
-        It also notes when windows of the rollouts in the commit are over for good, for `take_due`. Filters of
-        assignments depend on the tags and other settings of VMs, which only changes of the fleet write.
+        Filters of assignments depend on the tags and other settings of VMs, which only changes of the fleet write.
         """
         commit = applied.commit
         for request in commit.requests:
@@ -68,20 +67,14 @@ class RolloutCalendars:
             self._closes_at.pop(request.id, None)
 
     def next_due_at(self) -> float | None:
-        """Return the lab time, perhaps past, at which `take_due` returns a rollout next; None if none is due.
-
-        That is when a window ends for good, or that end comes nearer than the notice of an open rollout. Windows that
-        recur without an end do not count.
-        """
+        """Return the lab time, perhaps past, at which `take_due` returns a rollout next; None if none is due."""
         return min(self._closes_at.values(), default=None)
 
     def take_due(self) -> set[str]:
         """Return the ids of the open rollouts for which a window is over for good now, each time once.
 
-        The window is one of the rollout's own, or of any assigned configuration. A window counts as over when its end
-        is nearer than the rollout's notice, and again at its end. The caller checks these rollouts again, because VMs
-        that wait may have no window left, and no commit says so. `reconcile` then also checks their events, because a
-        configuration whose last window is over counts as not assigned.
+        A window counts as over when its end is nearer than the rollout's notice, and again at its end. The caller
+        checks these rollouts again, because VMs that wait may have no window left, and no commit says so.
         """
         now = self._transactions.clock.now()
         due = {request_id for request_id, at in self._closes_at.items() if at <= now}
@@ -93,20 +86,12 @@ class RolloutCalendars:
         return due
 
     def windows_at(self, at: float) -> TargetWindows | None:
-        """Return a lookup of when events whose notice ends at `at` (lab time) may start, or None.
-
-        It has the windows of the maintenance configurations that are assigned to VMs; None if none is assigned. Raises
-        Unavailable.
-        """
+        """Return a lookup of when events whose notice ends at `at` (lab time) may start, or None."""
         hosts = self._configurations.hosts
         return TargetWindows(hosts, at) if hosts else None
 
     def has_window(self, rollout: Rollout, remaining: Sequence[Vm], at: float) -> bool:
-        """Return whether an event of any of these VMs could start without an approval after its notice.
-
-        `remaining` are the VMs of the rollout that no event has listed, `at` is the end of their notice (lab time).
-        Without such VMs it is True, as long as the rollout's own windows are not over. Raises Unavailable.
-        """
+        """Return whether an event of any of these VMs could start without an approval after its notice."""
         windows = self.windows_at(at)
         if windows is None or not remaining:
             return has_window_left(rollout, at)
@@ -120,9 +105,8 @@ class RolloutCalendars:
     async def reconcile(self) -> list[MaintenanceRequest]:
         """Give the scheduled and planned events of open rollouts their windows, if these may have changed.
 
-        Returns the open rollouts whose events were checked, in the order of their requests; [] if nothing has changed.
-        Changes are committed, rollout by rollout. Raises Conflict or Unavailable; then some may be done, and the next
-        call checks all again.
+        Returns the open rollouts whose events were checked. Changes are committed, rollout by rollout; after an error
+        the next call checks all again.
         """
         if not self.has_changed:
             return []

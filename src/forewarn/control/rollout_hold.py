@@ -20,12 +20,9 @@ from forewarn.store.interface import ROLLOUT_HOLD_NAME, AppliedCommit
 class RolloutHoldService:
     """Sets and lifts the hold on all rollouts; there is at most one.
 
-    A hold stops all rollouts from publishing and starting events. `hold` is the hold in force; None if there is none or
-    it is being lifted. `is_lifting` says whether a hold was lifted but `finish_lifting` has not yet checked everything
-    that it held. The constructor reads the stored hold; it and every change set `transactions.hold_reason`, for
-    decisions. Setting and lifting a hold are each stored in one commit with a history entry, so a webhook that follows
-    the history gets a message about each. `on_lifted` is called when the scopes that a lifted hold has held were
-    checked again; it must not block. `wake` makes the reconciler begin a pass.
+    `hold` is the hold in force; None if there is none or it is being lifted. `is_lifting` says whether a hold was
+    lifted but `finish_lifting` has not yet checked everything that it held. Every change sets
+    `transactions.hold_reason`, for decisions.
     """
 
     def __init__(
@@ -43,19 +40,17 @@ class RolloutHoldService:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Take over the hold that a commit has stored, if any. Called for every commit with `saved`, in order.
 
-        So the reconciler, which that commit wakes, knows the hold, also if the task that commits it was cancelled.
+        So the reconciler, which that commit wakes, knows the hold, even if the task that commits it was cancelled.
         """
         for saved in applied.commit.saved:
             if saved.name == ROLLOUT_HOLD_NAME:
                 self._follow(_decode(saved.value))
 
     async def set_hold(self, reason: str, *, who: str) -> RolloutHold:
-        """Hold all rollouts, durably, and return the hold.
+        """Hold all rollouts, durably, and return the hold. Finishes lifting an earlier hold first.
 
         Rollouts publish nothing, and none of their events starts without an approval, except behind a gate that is
-        released already; Freezes that faults made also wait. Events that have started go on, and so does everything
-        else. `who` is the caller's name. Raises Rejected for an empty reason, Refused if there is a hold already,
-        Unavailable; then nothing has changed. The history gets an entry. Finishes lifting an earlier hold first.
+        released already; Freezes that faults made also wait.
         """
         reason = " ".join(reason.split())
         if not reason:
@@ -79,10 +74,7 @@ class RolloutHoldService:
         return hold
 
     async def lift_hold(self, *, who: str) -> RolloutHold:
-        """Lift the hold on all rollouts, durably, and return it; the reconciler starts what is due by then.
-
-        Raises Refused if there is none, or Unavailable; then nothing has changed. The history gets an entry.
-        """
+        """Lift the hold on all rollouts, durably, and return it; the reconciler starts what is due by then."""
         async with self._lock:
             hold = self.hold
             if hold is None:
@@ -94,8 +86,7 @@ class RolloutHoldService:
     async def finish_lifting(self) -> bool:
         """Decide all scheduled events of rollouts again after a hold was lifted; return whether one was.
 
-        A step of the reconciler; does nothing, and returns False, unless a hold is being lifted. The hold is removed
-        from the store only afterwards, so a crash in between repeats this. Raises Unavailable.
+        The hold is removed from the store only afterwards, so a crash in between repeats this.
         """
         async with self._lock:
             return await self._finish_lifting()

@@ -18,12 +18,11 @@ from forewarn.core.scope import Scope
 
 
 def withdraw_decision(event_ids: list[str], rollout: Rollout) -> Callable[[Scope, DecisionContext], Scope]:
-    """Return a decision that withdraws these events of a scope together; nothing is changed yet.
+    """Return a decision that withdraws these events of a scope together.
 
-    A decision takes a scope and its context, and returns the new scope. All events are withdrawn at once, so that none
-    starts because another no longer blocks it; then what is due in the scope is done. Ids of events that are not
-    scheduled, or not of the scope, are skipped. If a health check paused the rollout, they are only postponed; what the
-    check found stays with the rollout, because readers of a single scope see the reason.
+    All events are withdrawn at once, so that none starts because another no longer blocks it. If a health check paused
+    the rollout, they are only postponed; what the check found stays with the rollout, because readers of a single scope
+    see the reason.
     """
     is_postponed = rollout.has_paused_itself
     reason = f"its rollout was {rollout.progress}" + (" by a health check" if is_postponed else "")
@@ -46,20 +45,13 @@ def failures_text(events: list[Event]) -> str:
 
 
 def wave_entry(request: MaintenanceRequest, text: str, now: float) -> HistoryEntry:
-    """Return a history entry about a wave that has begun or ended, as `text` says; writes nothing.
-
-    `request` is the rollout's request, `now` is lab time.
-    """
+    """Return a history entry about a wave that has begun or ended, as `text` says; writes nothing."""
     text = f"rollout {request.id}: {text}"
     return _entry(request, EntryKind.WAVE, text, now)
 
 
 def ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now: float) -> HistoryEntry:
-    """Return the history entry about a rollout that has stopped itself or completed; writes nothing.
-
-    `failed` is what `failures_text` returned; `rollout` is the rollout of `request`, in its new state; `now` is lab
-    time.
-    """
+    """Return the history entry about a rollout that has stopped itself or completed; writes nothing."""
     if rollout.progress is RolloutState.STOPPED:
         text = f"rollout {request.id} stopped: {rollout.why}; events that have not started are withdrawn"
         return _entry(request, EntryKind.STOPPED, text, now)
@@ -72,9 +64,7 @@ def after_verdict(
 ) -> tuple[Rollout, HistoryEntry | None]:
     """Return the running rollout as the verdict of its health checks changes it, and a history entry.
 
-    It pauses, begins to wait, or goes on; if nothing changes, the result is the same rollout and None. A wait for
-    measurements that are still to come changes nothing, and neither does another reason for the same wait. `now` is lab
-    time. Commits nothing.
+    A wait for measurements that are still to come changes nothing, and neither does another reason for the same wait.
     """
     match verdict.decision:
         case HealthDecision.PAUSE:

@@ -43,12 +43,7 @@ _STATES_BEFORE = {  # the states from which a user may change to each state
 
 
 class RolloutRequestService:
-    """Accepts requests of users for rollouts. `RolloutService` carries them out.
-
-    A change is durable when its method returns. `new_id` returns a new GUID at each call; `find_host` returns the host
-    with a name, ignoring letter case, or raises NotFound; `verbs` says what the hypervisor can do, and `prober` which
-    health checks can be used. `who` is the caller's name. All changes raise Unavailable if the store cannot be written.
-    """
+    """Accepts requests of users for rollouts. `RolloutService` carries them out."""
 
     def __init__(
         self,
@@ -75,17 +70,7 @@ class RolloutRequestService:
         short_notice: bool = False,
         key: RequestKey | None = None,
     ) -> MaintenanceRequest:
-        """Commit a new rollout and its history entry, durably, and return its request.
-
-        The reconciler publishes its events, wave by wave. The letter case of host names is ignored. `notice_s` is in
-        seconds of lab time; 0 means the minimum, or no notice with `short_notice`. Raises Rejected for a notice below
-        the minimum without `short_notice`, for negative numbers, if no maintenance window follows the notice, for
-        health checks that cannot be used, and unless the rollout has exactly one target; InvalidRollout, a Rejected,
-        for wrong waves and a tag or location without VMs; NotFound for an unknown host or scope; Refused if the
-        hypervisor cannot do it, or a VM must move and no host can take it; Conflict if the id of the `key` is used; or
-        Unavailable. A `key` gives the request its id; the caller has already checked whether a request with it exists
-        (`RequestKeys`).
-        """
+        """Commit a new rollout and its history entry, durably, and return its request."""
         request = self.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         request = with_request_key(request, key)
         await self._store.commit(Commit(requests=(request,), entries=(requested_entry(request),)))
@@ -94,14 +79,7 @@ class RolloutRequestService:
     def plan(
         self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
     ) -> MaintenanceRequest:
-        """Return the request that `start` would commit with these arguments; commits nothing.
-
-        It has a new id, the notice that VMs will get (in lab time), and host names as the fleet spells them. Raises
-        Rejected for too short a notice without `short_notice`, for negative numbers, if no maintenance window follows,
-        for health checks that cannot be used, and unless the rollout has exactly one target; InvalidRollout, a
-        Rejected, for wrong waves and a tag or location without VMs; NotFound for an unknown host or scope; Refused if
-        the hypervisor cannot do it, or a VM must move and no host can take it.
-        """
+        """Return the request that `start` would commit with these arguments; commits nothing."""
         rules = CAUSE_RULES[rollout.cause]
         self._verbs.require(rules.verb)
         notice_s = allowed_notice(rules, rules.minimum_notice_s, notice_s=notice_s, short_notice=short_notice)
@@ -121,11 +99,8 @@ class RolloutRequestService:
     async def change_state(self, request_id: str, progress: RolloutState, *, who: str) -> MaintenanceRequest:
         """Pause, resume or abort a rollout, durably, and return its request in the new state.
 
-        `progress` is the state to change to: PAUSED (it publishes nothing more; its events stay), RUNNING (measurements
-        from before no longer count) or ABORTED (the reconciler also withdraws events that have not started).
-        `request_id` is the full id, ignoring letter case. Raises KeyError for another `progress`, Refused if the
-        rollout is in that state already or has ended, NotFound if there is no such rollout, Conflict if it keeps
-        changing, or Unavailable. Writes a history entry.
+        A paused rollout publishes nothing more, and its events stay. After a resume, measurements from before no longer
+        count. After an abort, the reconciler withdraws events that have not started.
         """
 
         async def attempt() -> MaintenanceRequest:
@@ -157,10 +132,7 @@ class RolloutRequestService:
         return request
 
     def find(self, request_id: str) -> MaintenanceRequest:
-        """Return the rollout's request by its full id, ignoring letter case and blanks around it.
-
-        The rollout may be open or closed. Raises NotFound if there is none, or if the request is not a rollout.
-        """
+        """Return the rollout's request by its full id, ignoring letter case and blanks around it."""
         request = self._store.request(request_id.strip().lower())
         if request is None or request.rollout is None:
             raise NotFound(f"rollout {request_id!r} does not exist", Remedy.LIST_ROLLOUTS)

@@ -12,11 +12,7 @@ _MAX_HOSTS_READ_ALONE = 100
 
 
 def rollout_vms(store: Store, rollout: Rollout) -> list[Vm]:
-    """Return the present VMs that a rollout covers now; [] if there are none. Raises Unavailable.
-
-    Also those whose maintenance is done, and VMs that came later. They are in the order they were added; on hosts,
-    first by host, in the rollout's order.
-    """
+    """Return the present VMs that a rollout covers now, even those whose maintenance is done; on hosts, by host."""
     if rollout.scope_id:
         return store.vms(scope_id=rollout.scope_id)
     if len(rollout.hosts) > _MAX_HOSTS_READ_ALONE and len(rollout.hosts) * 4 > store.counts().hosts:
@@ -30,12 +26,7 @@ def rollout_vms(store: Store, rollout: Rollout) -> list[Vm]:
 
 
 def checked_rollout_vms(store: Store, rollout: Rollout) -> list[Vm]:
-    """Return the present VMs that a new rollout covers, in the order they were added, after checking it.
-
-    Raises InvalidRollout (a Rejected) unless it has exactly one target, a tag or location has VMs, and its waves and
-    settling time make sense; Rejected for negative `max_failures`. Unknown hosts and scopes have no VMs here. On hosts,
-    they are first by host, in the rollout's order.
-    """
+    """Return the present VMs that a new rollout covers, after checking its target and waves."""
     if rollout.max_failures < 0:
         raise Rejected(f"max failures {rollout.max_failures} is negative: give 0 (never stop) or more")
     vms = rollout_vms(store, rollout)

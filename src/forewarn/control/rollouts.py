@@ -70,11 +70,7 @@ class RolloutSnapshot:
 class RolloutService:
     """Advances open rollouts that commits have changed, and reports their progress.
 
-    A rollout is a request that publishes its events in waves, update domain by update domain. The constructor finds the
-    open ones in the store. `new_id` returns a new GUID at each call. `budgets` must have seen a commit before
-    `on_commit` is called with it; `calendars` knows the windows of events, and gets commits from here. The attribute
-    `health` performs health checks, with `prober`, and calls `wake` when one has ended; `holds` sets and lifts the hold
-    on all rollouts.
+    `budgets` must have seen a commit before `on_commit` is called with it.
     """
 
     def __init__(
@@ -115,8 +111,7 @@ class RolloutService:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember which rollouts a commit changed, for `reconcile`. Called for every commit, in order.
 
-        Passes it on to the hold, the standing order, the calendars and the health checks. An event that is published or
-        starts needs no check, because the rollout has counted its VMs already.
+        An event that is published or starts needs no check, because the rollout has counted its VMs already.
         """
         commit = applied.commit
         if commit.saved:
@@ -198,9 +193,7 @@ class RolloutService:
         many failures or without a maintenance window left, or completes; a paused one may still stop or complete; one
         that a check has paused withdraws its scheduled events; so does one that has ended, which is closed once no
         event is live. While `acts_are_due`, a rollout whose events ended waits for up to ten seconds of lab time, so
-        that it is checked once for many events that end together. Before that it begins due visits of the standing
-        order, unless rollouts are on hold, performs due health checks, finishes lifting a hold, and gives events the
-        windows that have changed. Raises Unavailable and Conflict; what was not done then is done by the next call.
+        that it is checked once for many events that end together.
         """
         did = False
         if (standing := self.standing_order) is not None and standing.order is not None and self.hold is None:
@@ -231,10 +224,7 @@ class RolloutService:
         return did
 
     def next_due_at(self) -> float | None:
-        """Return when a wave has settled, or windows, a check or a visit are to be looked at; None if none.
-
-        That is lab time, perhaps past. Raises Unavailable.
-        """
+        """Return when a wave has settled, or windows, a check or a visit are to be looked at; None if none."""
         due = [self.health.next_due_at() if self.health.open_rollouts else None, *self._settling.values()]
         due.append(self._calendars.next_due_at())
         if (standing := self.standing_order) is not None and standing.order is not None and self.hold is None:
@@ -339,10 +329,7 @@ class RolloutService:
         self.health.holding.discard(request.id)
 
     def vms_of(self, rollout: Rollout) -> list[Vm]:
-        """Return the present VMs that a rollout covers now, also those that are done; [] if there are none.
-
-        They are in the order they were added; on hosts, first by host, in the rollout's order. Raises Unavailable.
-        """
+        """Return the present VMs that a rollout covers now, also those that are done; [] if there are none."""
         return rollout_vms(self._store, rollout)
 
     async def _publish_next_batch(
@@ -423,9 +410,7 @@ class RolloutService:
     ) -> RolloutTally:
         """Return how many VMs of a rollout are done, failed and so on; for a closed one, as stored at its end.
 
-        `request` is the rollout's request. `snapshot` is what `snapshot_of` returned, to save a second read; if it is
-        None, one is read. VMs that a completed rollout would cover, but that came later, do not count. Raises
-        Unavailable.
+        VMs that a completed rollout would cover, but that came later, do not count.
         """
         if rollout.tally is not None:
             return rollout.tally
@@ -463,22 +448,13 @@ class RolloutService:
         )
 
     def snapshot_of(self, request: MaintenanceRequest, rollout: Rollout) -> RolloutSnapshot:
-        """Read the VMs that a rollout covers now, all its events, and what other rollouts do in its place.
-
-        The VMs are those of `vms_of`, the events live or over, oldest first. Of a closed rollout, what others do is
-        left out. `request` is the rollout's request, which is not checked.
-        """
+        """Read the VMs that a rollout covers now, all its events, and what other rollouts do in its place."""
         vms, events = self.vms_of(rollout), self._store.events(request_id=request.id)
         shared = self._shared_work.work_for(request, rollout, vms, events) if not rollout.closed else NO_SHARED_WORK
         return RolloutSnapshot(vms=vms, events=events, shared=shared)
 
     def publication_waits(self, request_id: str, snapshot: RolloutSnapshot | None = None) -> tuple[str, ...]:
-        """Return which budgets and rollouts a rollout waits for, one clause each for people; () if none.
-
-        `request_id` is the id of its request. Other rollouts, which do the same work, are named only with `snapshot`
-        (what `snapshot_of` returned). A hold, health checks and windows may also keep it waiting, but are not named.
-        Raises Unavailable.
-        """
+        """Return which budgets and rollouts a rollout waits for, one clause each for people; () if none."""
         shared = snapshot.shared if snapshot is not None else NO_SHARED_WORK
         others = (f"rollout {other} does the same work on VMs of it" for other in sorted(shared.request_ids))
         return (*self._budgets.wait_texts(request_id), *others)

@@ -38,10 +38,8 @@ T = TypeVar("T")
 class ScopeTransactions:
     """Runs decisions about scopes against the store. All use cases and the reconciler share one.
 
-    A scope is the VMs that share one document, with their events. A decision is a pure function that takes a scope and
-    its context (time, policy, released gates, faults, …) and returns the changed scope, or the same one. `run` makes
-    and commits one; decisions about the same scope wait for each other. The owner passes each commit of the store to
-    `on_commit` of this object, of `placement` and of `faults`.
+    `run` makes and commits one; decisions about the same scope wait for each other. The owner passes each commit of the
+    store to `on_commit` of this object, of `placement` and of `faults`.
     """
 
     def __init__(
@@ -63,11 +61,7 @@ class ScopeTransactions:
         self._gates: dict[str, bool] = {}  # gate id → may its events start; a bounded cache
 
     def context_for(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> DecisionContext:
-        """Return the context of a decision about this scope now, without destinations: no VM could move.
-
-        `planned` are the planned events that the decision applies; their gates also count. Changes nothing. Raises
-        Unavailable.
-        """
+        """Return the context of a decision about this scope now, without destinations: no VM could move."""
         gates = [event.gate_id for event in scope.events if event.gate_id]
         gates += [item.gate_id for item in planned if item.gate_id]
         causes = {event.cause for event in scope.events} | {item.cause for item in planned}
@@ -86,8 +80,7 @@ class ScopeTransactions:
     def deciding(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> AbstractContextManager[DecisionContext]:
         """Return a context manager with the context of a decision, with destinations for VMs that it may move.
 
-        `planned` are the planned events that the decision applies. The destinations (VM key → host; none for a VM that
-        no host can take) are chosen when the `with` block is entered, and reserved until its end; commit within it.
+        The destinations are chosen when the `with` block is entered, and reserved until its end; commit within it.
         """
         context = self.context_for(scope, planned)
         starting = [item for item in planned if may_start_at_once(scope, item, context)]
@@ -105,7 +98,7 @@ class ScopeTransactions:
             yield replace(context, destinations=destinations, destination_problems=problems)
 
     def _commit_for(self, old: Scope | None, new: Scope) -> Commit:
-        """Return the commit that changes the stored scope `old` (None: not stored) to `new`; writes nothing.
+        """Return the commit that changes the stored scope `old` (None: not stored) to `new`.
 
         Hosts to which it sends VMs are its `destinations`, so that it conflicts if one of them changes meanwhile.
         """
@@ -117,10 +110,7 @@ class ScopeTransactions:
         return replace(change, destinations=hosts)
 
     def load(self, scope_id: str) -> Scope:
-        """Return the committed scope with exactly this id, with its present VMs and live events.
-
-        Raises NotFound if it does not exist, or Unavailable.
-        """
+        """Return the committed scope with exactly this id, with its present VMs and live events."""
         scope = self.store.scope(scope_id)
         if scope is None:
             raise NotFound(f"scope {scope_id!r} does not exist", Remedy.LIST_SCOPES)
@@ -136,11 +126,10 @@ class ScopeTransactions:
     ) -> Scope:
         """Decide on the committed scope and commit the result; return the decided scope, durably written.
 
-        The scope still has the version that was read, and the events that the decision ended. `planned` are the planned
-        events that the decision applies. `extra_commit` is committed in the same transaction, even if the scope does
-        not change; without it an unchanged scope is not written. On a Conflict the scope is loaded and decided again,
-        up to 20 times in all, so `decision` may be called several times; then Conflict is raised. Raises NotFound
-        without such a scope, or Unavailable; errors of the decision pass through.
+        The scope still has the version that was read, and the events that the decision ended. `extra_commit` is
+        committed in the same transaction, even if the scope does not change; without it an unchanged scope is not
+        written. On a Conflict the scope is loaded and decided again, up to 20 times in all, so `decision` may be called
+        several times.
         """
 
         async def attempt() -> Scope:
@@ -171,11 +160,10 @@ class ScopeTransactions:
             del self._gates[next(iter(self._gates))]
 
     def is_gate_released(self, gate_id: str) -> bool:
-        """Return whether the events behind a gate may start; False if it does not exist. Raises Unavailable.
+        """Return whether the events behind a gate may start; False if it does not exist.
 
         True for a gate that this process has just released. One that was released earlier counts only if an event
-        behind it has started: otherwise the release is void, because its events may not be ready any more. The answer
-        is cached until a commit changes the gate, or `forget_gate`.
+        behind it has started: otherwise the release is void, because its events may not be ready any more.
         """
         known = self._gates.get(gate_id)
         if known is None:
@@ -185,10 +173,7 @@ class ScopeTransactions:
         return known
 
     def forget_gate(self, gate_id: str) -> None:
-        """Drop the cached answer of `is_gate_released` for a gate, so that the store is read again.
-
-        Does nothing for a gate that is not cached; the store is not changed.
-        """
+        """Drop the cached answer of `is_gate_released` for a gate, so that the store is read again."""
         self._gates.pop(gate_id, None)
 
     def _has_any_started(self, gate_id: str) -> bool:
@@ -196,11 +181,7 @@ class ScopeTransactions:
 
 
 async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -> T:
-    """Call `attempt`, which reads, decides and commits, again while it raises Conflict; return its result.
-
-    It does not wait in between. After 20 conflicts it raises a Conflict that names `subject` ("the fleet"). Other
-    errors pass through.
-    """
+    """Call `attempt`, which reads, decides and commits, again while it raises Conflict; return its result."""
     for _ in range(_MAX_ATTEMPTS):
         try:
             return await attempt()
@@ -210,10 +191,7 @@ async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -
 
 
 async def run_concurrently(decisions: Iterable[Coroutine[Any, Any, object]]) -> None:
-    """Run decisions about different scopes concurrently; the first error is raised after all have ended.
-
-    They are coroutines, whose results are dropped. They run in batches of at most 256, in the given order.
-    """
+    """Run decisions about different scopes concurrently; the first error is raised after all have ended."""
     waiting = list(decisions)
     failure: BaseException | None = None
     for at in range(0, len(waiting), MAX_CONCURRENT_SCOPES):
@@ -224,10 +202,7 @@ async def run_concurrently(decisions: Iterable[Coroutine[Any, Any, object]]) -> 
 
 
 def group_by_scope(items: list[T], scope_of: Callable[[T], str]) -> dict[str, list[T]]:
-    """Return scope id → its items, in the order given; `scope_of` returns the scope id of an item.
-
-    Scopes are in the order of their first items.
-    """
+    """Return scope id → its items, in the order given; `scope_of` returns the scope id of an item."""
     grouped: dict[str, list[T]] = defaultdict(list)
     for item in items:
         grouped[scope_of(item)].append(item)

@@ -16,8 +16,8 @@ _MAX_REQUESTS_READ = 10_000  # the newest ones, of which rollouts are looked for
 class SharedWorkIndex:
     """Knows the rollouts, open or lately closed, whose work may also serve another open rollout.
 
-    A closed one is kept as long as it was closed after the oldest open rollout was requested. In memory; the
-    constructor reads the newest 10,000 requests of the store; `on_request` must be called for every later one.
+    A closed one is kept as long as it was closed after the oldest open rollout was requested. `on_request` must be
+    called for every request.
     """
 
     def __init__(self, store: Store) -> None:
@@ -29,10 +29,7 @@ class SharedWorkIndex:
         self._forget_old()
 
     def on_request(self, request: MaintenanceRequest) -> None:
-        """Remember the newest state of a rollout's request; a request without a rollout is ignored.
-
-        When one is closed, it also forgets closed rollouts that no open one can share work with.
-        """
+        """Remember the newest state of a rollout's request; a request without a rollout is ignored."""
         if request.rollout is None:
             return
         if request.id not in self._hosts:
@@ -52,11 +49,7 @@ class SharedWorkIndex:
     def work_for(
         self, request: MaintenanceRequest, rollout: Rollout, vms: list[Vm], own_events: list[Event]
     ) -> SharedWork:
-        """Return what other rollouts do, or have done, to the VMs of a rollout in its place.
-
-        `request` is the rollout's request, `vms` are the VMs that it covers now, `own_events` all its events. The
-        result is empty (NO_SHARED_WORK) without such rollouts. Reads their events from the store. Raises Unavailable.
-        """
+        """Return what other rollouts do, or have done, to the VMs of a rollout in its place."""
         others = [other for other in self._rollouts.values() if may_share_work(request, other)]
         if not others:
             return NO_SHARED_WORK
@@ -65,10 +58,7 @@ class SharedWorkIndex:
         return shared_work(request, rollout, vms, own_events, events, planned)
 
     def others_on_host(self, event: Event) -> Iterator[str]:
-        """Yield the ids of the open rollouts, without that of the event, that could share its work.
-
-        These have the same cause, and cover the event's host or are not about hosts. In no particular order.
-        """
+        """Yield the ids of the open rollouts, without that of the event, that could share its work."""
         for request_id, request in self._rollouts.items():
             rollout, hosts = request.rollout, self._hosts[request_id]
             if rollout is None or request_id == event.request_id or not request.is_open:
@@ -77,8 +67,5 @@ class SharedWorkIndex:
                 yield request_id
 
     def open_peers(self, request: MaintenanceRequest) -> list[str]:
-        """Return the ids of the other open rollouts that could share work with this one.
-
-        In no particular order; [] if there is none.
-        """
+        """Return the ids of the other open rollouts that could share work with this one."""
         return [other.id for other in self._rollouts.values() if other.is_open and may_share_work(request, other)]

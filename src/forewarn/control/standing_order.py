@@ -35,12 +35,8 @@ from forewarn.store.interface import STANDING_ORDER_NAME, AppliedCommit
 class StandingOrderService:
     """Sets and removes the standing order, and visits hosts as it says.
 
-    The standing order has rollouts visit every host within a number of days; there is at most one. The order is stored
-    with its visits; it is set or removed in one commit with its history entry. A visit is stored with the id of its
-    request before the request is made, so a crash in between neither forgets nor repeats it. `new_id` returns a new
-    GUID at each call. A visit that cannot publish its events is given up, so that it does not keep other hosts waiting.
-    `order` is the present order, or None. `requests` starts and aborts the rollouts of visits, `budgets` says whether a
-    host can fit into them; both, and `transactions`, belong to the control plane.
+    A visit is stored with the id of its request before the request is made, so a crash in between neither forgets nor
+    repeats it. A visit that cannot publish its events is given up, so that it does not keep other hosts waiting.
     """
 
     def __init__(
@@ -67,22 +63,14 @@ class StandingOrderService:
         self._held_until = 0.0  # lab time at which a hold was lifted that the stored order does not know yet
 
     def warning(self) -> str:
-        """Return for people, with numbers, why the order cannot visit all hosts in time; "" if it can.
-
-        Also "" without an order. See `order_warning`.
-        """
+        """Return for people, with numbers, why the order cannot visit all hosts in time; "" if it can."""
         if self.order is None:
             return ""
         domains = self._transactions.placement.most_update_domains()
         return order_warning(self.order, list(domains.values()), self._now())
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Let `reconcile` look at the hosts again if a commit changes them, or a visit under way.
-
-        A visit changes with its request, and when one of its events ends. An order that the commit stores is taken
-        over, so that the reconciler, which that commit wakes, knows it. Called for every commit while there is an
-        order, and for those with `saved`; reads and writes nothing itself.
-        """
+        """Let `reconcile` look at the hosts again if a commit changes them, a visit under way, or the order."""
         commit = applied.commit
         for saved in commit.saved:
             if saved.name == STANDING_ORDER_NAME:
@@ -94,12 +82,7 @@ class StandingOrderService:
         )
 
     def check_order(self, order: StandingOrder) -> int:
-        """Return how many hosts a valid order would visit, which is all of the fleet; changes nothing.
-
-        Raises Rejected for an interval that is not an hour to 366 days, hosts at once that are not 1 to 1,000, a notice
-        below the minimum, or windows of which none follows the notice; Refused if the fleet has no host, the hypervisor
-        cannot do it, or VMs of the first host must move and cannot.
-        """
+        """Return how many hosts a valid order would visit, which is all of the fleet; changes nothing."""
         require_valid_order(order)
         hosts = self._host_names()
         if not hosts:
@@ -115,11 +98,8 @@ class StandingOrderService:
     async def set_order(self, order: StandingOrder) -> StandingOrder:
         """Store the standing order, in place of the one before, and return it; known visits are kept.
 
-        Visits of an order that was removed are kept as well; visits with another impact do not count. The reconciler
-        ends a visit under way that has another impact, other windows or another notice: its events that have not
-        started are withdrawn, and the host is visited again. Raises Rejected and Refused as `check_order`, such as for
-        over 1,000 hosts at once or a fleet without hosts, and Unavailable. The history gets an entry that names
-        `order.who`; all is durable on return.
+        The reconciler ends a visit under way that has another impact, other windows or another notice, and the host is
+        visited again.
         """
         self.check_order(order)
         async with self._lock:
@@ -130,10 +110,7 @@ class StandingOrderService:
         return order
 
     async def remove_order(self, *, who: str) -> StandingOrder:
-        """Remove the standing order, durably, and return it; visits under way go on. Refused if there is none.
-
-        When hosts were visited is remembered for the next order. The history gets an entry.
-        """
+        """Remove the standing order, durably, and return it; visits under way go on. Refused if there is none."""
         async with self._lock:
             order = self.order
             if order is None:
@@ -145,9 +122,7 @@ class StandingOrderService:
         """Note visits that have ended, and begin those that are due; return whether a visit has changed.
 
         It aborts the rollout of a visit that publishes nothing for too long, never fits into a budget, or has other
-        rules than the order. `is_hold_lifted`: a hold on all rollouts has just been lifted, before which visits could
-        publish nothing. Does nothing, and returns False, if no visit is due and none may have changed. What it did is
-        durable. Raises Unavailable.
+        rules than the order.
         """
         if is_hold_lifted:
             self._held_until, self._must_look = self._now(), True
@@ -191,12 +166,7 @@ class StandingOrderService:
         return did
 
     async def _follow_visit(self, order: StandingOrder, visit: HostVisit) -> HostVisit:
-        """Return a visit as it is now: ended, paused or resumed by somebody, given up here, or as it was.
-
-        It is given up, and its rollout aborted, if it has no live event and the VMs of its host exceed a budget, or it
-        published nothing for `retry_after_s`. One of an earlier order with other rules is aborted too; when it is over,
-        the host counts as before it.
-        """
+        """Return a visit as it is now: ended, paused or resumed by somebody, given up here, or as it was."""
         request = self._store.request(visit.request_id) if visit.request_id else None
         if request is None or request.rollout is None:
             return visit

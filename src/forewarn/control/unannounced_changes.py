@@ -47,10 +47,7 @@ class _Suspicion(msgspec.Struct, frozen=True, kw_only=True):
 class UnannouncedChangeService:
     """Compares the fleet with what hosts report, and records differences that no act explains.
 
-    `run` observes each host of the hypervisor again and again; `observe_host` does so once. The fleet follows the
-    hosts: a VM that somebody moved is on its new host afterwards, one that went off is stopped. `counts` has how many
-    changes were recorded since the start, by kind. `fleet` must follow every commit; it is None, and nothing is done,
-    without a hypervisor that observes hosts.
+    The fleet follows the hosts: a VM that somebody moved is on its new host afterwards, one that went off is stopped.
     """
 
     def __init__(self, *, transactions: ScopeTransactions, hypervisor: Hypervisor) -> None:
@@ -74,11 +71,7 @@ class UnannouncedChangeService:
         return self.fleet.duplicate_count() if self.fleet is not None else 0
 
     async def run(self) -> None:
-        """Observe all hosts until cancelled: at the interval of the hypervisor, and when one reports a change.
-
-        Errors are logged, and the host is observed again. At first, hosts that are no longer observed are stored as
-        reachable; it returns then unless it `is_observing`. Run it only once at a time.
-        """
+        """Observe all hosts until cancelled: at the interval of the hypervisor, and when one reports a change."""
         await self._forget_unobserved_hosts()
         if self._hypervisor is None or not self.is_observing:
             return
@@ -95,9 +88,8 @@ class UnannouncedChangeService:
     async def observe_host(self, name: str) -> None:
         """Observe one host, by its name in the settings, and record how its VMs differ from the fleet.
 
-        Does nothing for a host that the fleet does not have, or without a hypervisor that observes hosts. That a host
-        does not answer is recorded the second time in a row; findings that need several hosts when these have
-        been observed again. Logs and counts what it records. Raises ForewarnError if something cannot be stored.
+        That a host does not answer is recorded the second time in a row; findings that need several hosts when these
+        have been observed again.
         """
         if self._hypervisor is None or self.fleet is None:
             return

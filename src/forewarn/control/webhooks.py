@@ -26,11 +26,10 @@ _MAX_URL_LENGTH = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSpec:
-    """A webhook to add, as a user asks for it: `WebhookService.add` checks it and makes a subscription.
+    """A webhook to add, as a user asks for it.
 
     () as `happenings` means all statuses, "" as `secret` generates one. None as `rollouts` means: if nothing else
-    filters its messages. With `from_start` it gets the whole history, with `validate` it is added only if the receiver
-    answers a validation request.
+    filters its messages.
     """
 
     url: str  # of the receiver, http or https, at most 2000 ASCII characters, without user, password and fragment
@@ -45,11 +44,7 @@ class WebhookSpec:
 
 
 class WebhookService:
-    """Adds, finds and removes webhook subscriptions. `who` is the caller's name.
-
-    Adding and removing write history entries; Unavailable, and no change, if the store cannot be written. `new_id`
-    returns a new GUID at each call; `webhook_delivery` says which addresses are allowed, and validates receivers.
-    """
+    """Adds, finds and removes webhook subscriptions."""
 
     def __init__(
         self, *, transactions: ScopeTransactions, new_id: Callable[[], str], webhook_delivery: WebhookDispatcher
@@ -60,14 +55,7 @@ class WebhookService:
         self._webhook_delivery = webhook_delivery
 
     async def add(self, spec: WebhookSpec, *, who: str) -> WebhookSubscription:
-        """Add a webhook durably and return it with its secret; the dispatcher starts to deliver to it.
-
-        With `validate`, calls the receiver first, and raises Refused, adding nothing, if it does not answer as it must.
-        The same URL may be added again. Raises Rejected for a bad URL, an address that the service may not call (host
-        names other than `localhost` are only checked when it sends), a bad resource, rollouts of a part of the fleet,
-        or a secret that is under 16 characters or not printable. Writes a history entry. Raises Unavailable if it
-        cannot be stored.
-        """
+        """Add a webhook durably and return it with its secret; the dispatcher starts to deliver to it."""
         webhook = WebhookSubscription(
             id=self._new_id().lower(),
             url=_parse_webhook_url(spec.url),
@@ -90,22 +78,14 @@ class WebhookService:
         return webhook
 
     async def remove(self, webhook_id: str, *, who: str) -> WebhookSubscription:
-        """Remove a webhook durably and return it; the dispatcher stops delivering to it.
-
-        `webhook_id` is its id, or a start of it of four characters or more, ignoring letter case. Raises NotFound if
-        there is none, Refused if several ids start with it, or Unavailable. Writes a history entry.
-        """
+        """Remove a webhook durably and return it; the dispatcher stops delivering to it."""
         webhook = self.find(webhook_id)
         entry = self._history_entry(who, f"{_webhook_title(webhook)} was removed")
         await self._store.commit(Commit(removed_webhooks=(webhook.id,), entries=(entry,)))
         return webhook
 
     def find(self, webhook_id: str) -> WebhookSubscription:
-        """Return the webhook with this id, or the only one whose id starts with it (at least four characters).
-
-        Letter case and blanks around it are ignored. Raises NotFound if there is none, Refused if several ids start
-        with it, or Unavailable.
-        """
+        """Return the webhook with this id, or the only one whose id starts with it (at least four characters)."""
         prefix = webhook_id.strip().lower()
         known = {webhook.id: webhook for webhook in self._store.webhooks()}
         if prefix in known:
@@ -127,11 +107,7 @@ def _webhook_title(webhook: WebhookSubscription) -> str:
 
 
 def _parse_webhook_url(text: str) -> str:
-    """Return the URL without blanks around it; raises Rejected if it is not a usable http or https URL.
-
-    It must be ASCII of at most 2000 characters, without user, password and fragment. The message never repeats the URL,
-    which may contain a password.
-    """
+    """Return the URL, trimmed. The message of an error never repeats it, since it may contain a password."""
     url = _split_url(text.strip())
     if url is None or url.scheme not in ("http", "https") or not url.hostname:
         raise Rejected("the webhook's address is not a URL: give one such as https://example.org/hook")

@@ -16,13 +16,7 @@ ADMIN_CLIENT_ID = "admin"  # the client that a service has from its first start
 
 
 class Right(StrEnum):
-    """A permission that an operation requires over a resource.
-
-    READ is for seeing VMs and their events, OPERATE for requesting maintenance of VMs and changing their settings,
-    APPROVE for approving events. PLATFORM is for hosts, the fleet, rollouts, faults, the clock and the service.
-    ADMINISTER is for clients, grants, webhooks, backups, and programs on the service's machine, which could read its
-    secrets. No right includes another: roles combine them.
-    """
+    """A permission that an operation requires over a resource. No right includes another: roles combine them."""
 
     READ = "read"  # see VMs and their events
     OPERATE = "operate"  # request maintenance of VMs, change their settings, and their maintenance configurations
@@ -32,11 +26,7 @@ class Right(StrEnum):
 
 
 class Role(StrEnum):
-    """A named set of rights; ROLE_RIGHTS lists them. The values are the names that people type.
-
-    Reader has READ, Operator has READ and OPERATE, ScheduledEventContributor has READ and APPROVE, Platform has READ
-    and PLATFORM, and Administrator has every right.
-    """
+    """A named set of rights; ROLE_RIGHTS lists them. The values are the names that people type."""
 
     READER = "Reader"  # may read
     OPERATOR = "Operator"  # may read and operate
@@ -87,10 +77,7 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 def client_principal(client_id: str) -> str:
-    """Return the principal id of the client with this id, which may have any letter case.
-
-    It is `client:<id>` in lower case. Does not check whether such a client is registered.
-    """
+    """Return the principal id of the client with this id, which may have any letter case."""
     return f"client:{client_id.casefold()}"
 
 
@@ -103,10 +90,7 @@ def vm_principal(vm_id: str) -> str:
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """The authenticated caller of an operation, with all grants that it had when it was authenticated.
-
-    A new one is made for each request, so that a changed grant counts from the next request on.
-    """
+    """The authenticated caller of an operation, with all grants that it had when it was authenticated."""
 
     id: str  # as `Grant.to` names it: `client:…`, `vm:…`, `oidc:…` or `owner`
     name: str  # as history entries show it
@@ -115,7 +99,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     def may(self, right: Right, over: str) -> bool:
         """Return whether a grant to this principal includes the right over the resource with the id `over`.
 
-        A grant holds for its resource and everything below it. Ids are compared ignoring letter case.
+        A grant holds for its resource and everything below it.
         """
         return any(right in ROLE_RIGHTS[grant.role] and is_within_resource(grant.over, over) for grant in self.grants)
 

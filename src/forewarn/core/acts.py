@@ -24,8 +24,7 @@ _VERBS_ON_FAILED_HOST = VERBS_LEAVING_HOST | {Verb.REDEPLOY}
 def can_act_on(vm: Vm, verb: Verb) -> bool:
     """Return whether the VM's power state allows the verb.
 
-    A deallocated VM, which is on no host, can only be started, deleted, deallocated or reapplied. Any other VM, also a
-    stopped one, allows every verb.
+    A deallocated VM, which is on no host, can only be started, deleted, deallocated or reapplied.
     """
     return vm.power is not PowerState.DEALLOCATED or verb in _VERBS_WITHOUT_HOST
 
@@ -33,9 +32,9 @@ def can_act_on(vm: Vm, verb: Verb) -> bool:
 def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
     """Return the VMs that the event would act on now, as they are now, in the order of `event.vms`.
 
-    A VM is left out if it was removed, if its power state does not allow the event's verb (`can_act_on`), or if the
-    event is planned maintenance of a host that the VM is neither on nor being moved to (spec §6.4). For a VM that is
-    being moved to that host, the power state on arrival counts.
+    A VM is left out if it was removed, if its power state does not allow the event's verb, or if the event is planned
+    maintenance of a host that the VM is neither on nor being moved to (spec §6.4). For a VM that is being moved to that
+    host, the power state on arrival counts.
     """
     rules, affected = event.rules, []
     for name in event.vms:
@@ -48,22 +47,12 @@ def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
 
 
 def is_concerned(scope: Scope, vm: Vm, rules: CauseRules, host: str) -> bool:
-    """Return whether work on `host` still concerns the VM: False only if the VM has left that host.
-
-    `rules` are the rules of the work's cause; `host` is the exact name of the host that the work is about. The result
-    is False for planned maintenance (`rules.planned`) of a host that the VM is neither on nor being moved to. It is
-    True for any other cause, such as the failure of a host, and for work that is not about a host (""). The VM is one
-    of the scope.
-    """
+    """Return whether work on `host` still concerns the VM: False only if the VM has left that host."""
     return not (host and rules.planned) or vm.host == host or vm_on_arrival(scope, vm, host) is not None
 
 
 def vm_on_arrival(scope: Scope, vm: Vm, host: str) -> Vm | None:
-    """Return the VM as it will be when an act in progress has brought it to this host; None if none does.
-
-    The act migrates or redeploys the VM, or starts it there. `host` is a name, spelled as the fleet does; None also for
-    "" and for the host that the VM is on already.
-    """
+    """Return the VM as it will be when an act in progress has brought it to this host; None if none does."""
     if not host or vm.host == host:
         return None
     for event in scope.live_events(EventState.STARTED):
@@ -104,10 +93,8 @@ def with_acts_at_host(scope: Scope, vm: Vm, failed_hosts: Set[str]) -> Scope:
 def acts_for_event(scope: Scope, event: Event, context: DecisionContext) -> tuple[Act, ...]:
     """Return one new act (operation on one VM) per VM that the event affects now, in the event's order.
 
-    Only makes the acts: nothing is stored or performed. `affected_vms` says which VMs are affected. A VM that moves, or
-    that starts without a host, gets its destination from `context.destinations`. An act without the destination it
-    needs has a failed outcome from the beginning, and so has one on a VM whose host has failed, unless it redeploys,
-    evicts, deletes or deallocates the VM.
+    An act without the destination it needs has a failed outcome from the beginning, and so has one on a VM whose host
+    has failed, unless it takes the VM away from there.
     """
     return tuple(_act_for_vm(event, vm, context) for vm in affected_vms(scope, event))
 
@@ -143,22 +130,12 @@ def _needs_destination(vm: Vm, rules: CauseRules) -> bool:
 
 
 def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> list[Vm]:
-    """Return the VMs of the scope for which a decision at `now` (lab time) may need a destination host.
-
-    The decision may start the scheduled events that are approved or at their NotBefore, and the events in `planned`.
-    Such an event needs destinations if it migrates or redeploys its VMs, or starts one that is on no host. Does not
-    check whether the event still waits for something else. Each VM is returned once, in the order of the events;
-    removed ones are left out.
-    """
+    """Return the VMs of the scope for which a decision at `now` may need a destination host."""
     return list({vm.key: vm for vm, _rules in _moving_vms(scope, planned, now)}.values())
 
 
 def live_migrations(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> frozenset[str]:
-    """Return the keys of the VMs that may now be migrated live, that is with their memory.
-
-    They are the VMs returned by `vms_needing_destination` for the same arguments that at least one event migrates; the
-    others are redeployed or started.
-    """
+    """Return the keys of the VMs that may now be migrated live, that is with their memory."""
     return frozenset(vm.key for vm, rules in _moving_vms(scope, planned, now) if rules.verb is Verb.MIGRATE)
 
 
@@ -173,15 +150,9 @@ def _moving_vms(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> It
 
 
 def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
-    """Return the VM as it is after an act on it succeeded at lab time `at`; `act.outcome` is ignored.
+    """Return the VM as it is after an act on it succeeded; `act.outcome` is ignored.
 
-    A migration or redeploy changes its host. A delete, or an eviction with policy Delete, sets `removed_at`; any other
-    eviction and a deallocation deallocate it; all four leave it without a host. A power-off stops it. A start makes it
-    run on its new or old host; without any, it stays as it is. Other verbs change nothing by themselves.
-
-    A VM whose hosts are observed (it has `seen`) also gets a new `seen` for the next comparison: NORMAL, or CRASHED if
-    it had crashed and is still stopped, and the act was no power-off. A reboot, redeploy or reimage makes such a VM
-    run, unless it was stopped on purpose when the act was made.
+    A VM whose hosts are observed also gets a new `seen` for the next comparison.
     """
     match act.verb:
         case Verb.MIGRATE | Verb.REDEPLOY:

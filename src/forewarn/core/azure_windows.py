@@ -28,11 +28,7 @@ _RECURRENCE_EXAMPLES = "'Day', '2Weeks Saturday,Sunday', 'Month day1,day15' or '
 
 
 class MaintenanceScope(StrEnum):
-    """What a maintenance configuration is about, in Azure's names; Azure's other scopes are not supported.
-
-    `Host` is maintenance of the platform, as rollouts do it. `OSImage` (upgrades of OS images) and `InGuestPatch`
-    (patches in the guest) can be stored, but never happen here.
-    """
+    """What a maintenance configuration is about, in Azure's names; Azure's other scopes are not supported."""
 
     HOST = "Host"  # maintenance of the platform: what rollouts do
     OS_IMAGE = "OSImage"  # automatic upgrades of OS images, which never happen here
@@ -48,10 +44,7 @@ _DURATIONS_MIN = {
 
 
 class AzureWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A maintenance window in Azure's words, as a user wrote it. Stored, and shown to Azure's clients.
-
-    Nothing is checked here: `parse_azure_window` interprets the words, and raises ValueError for wrong ones.
-    """
+    """A maintenance window in Azure's words, as a user wrote it. Stored, and shown to Azure's clients."""
 
     start: str  # local time, such as `2026-12-05 02:00`; seconds are ignored
     time_zone: str  # as Windows calls it, such as `W. Europe Standard Time`, ignoring letter case; not an IANA name
@@ -61,10 +54,7 @@ class AzureWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def with_default_duration(window: AzureWindow, scope: MaintenanceScope) -> AzureWindow:
-    """Return the window with the duration that Azure gives to this scope, if it has none.
-
-    That is 02:00 for Host, 05:00 for OSImage and 03:55 for InGuestPatch. A window that has one is returned as it is.
-    """
+    """Return the window with the duration that Azure gives to this scope, if it has none."""
     if window.duration:
         return window
     minutes = _DURATIONS_MIN[scope][2]
@@ -72,14 +62,7 @@ def with_default_duration(window: AzureWindow, scope: MaintenanceScope) -> Azure
 
 
 def parse_azure_window(window: AzureWindow, scope: MaintenanceScope) -> MaintenanceWindow:
-    """Return the window that Azure's words describe, in the form that decisions use.
-
-    Without a duration it has the default of the scope; without a recurrence it opens once; a week or month without days
-    uses the start's day. Seconds are ignored. Raises ValueError, with a sentence that names the wrong member, for words
-    that have no meaning, for values beyond Azure's limits of the scope (Host: 2 to 24 hours, open at least every 35
-    days and in every month), and for an expiration that is not after the start. Does not check whether it lies in the
-    past.
-    """
+    """Return the window that Azure's words describe, in the form that decisions use."""
     start, at = _parse_date_time("startDateTime", window.start)
     length_s = _parse_duration(with_default_duration(window, scope).duration, scope)
     zone = iana_time_zone(window.time_zone)
@@ -119,10 +102,7 @@ def _parse_expiration(text: str) -> str:
 
 
 def _parse_recurrence(text: str, start: date, scope: MaintenanceScope) -> MaintenanceWindow:
-    """Return a window with only the fields that say on which days it opens.
-
-    One of scope Host opens at least every 35 days.
-    """
+    """Return a window with only the fields that say on which days it opens."""
     once = MaintenanceWindow(start="00:00", length_s=60, zone="UTC", on=start.isoformat())
     if not text.strip():
         return once

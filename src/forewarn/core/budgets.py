@@ -29,11 +29,7 @@ _OUT_CONDITIONS = frozenset({VmCondition.PAUSED, VmCondition.CRASHED, VmConditio
 
 
 class BudgetGrouping(StrEnum):
-    """Which VMs a budget counts together, as a group with a limit of its own. Stored.
-
-    The groups are all VMs (`everything`), the VMs of each `location`, of each `fault-domain` of a scope, of each
-    `scope`, or with the same value of a `tag`. Users type these values in lower case, but `tag:NAME` for a tag.
-    """
+    """Which VMs a budget counts together, as a group with a limit of its own. Stored."""
 
     EVERYTHING = "everything"  # all its VMs
     LOCATION = "location"  # those of each location, ignoring case
@@ -43,12 +39,7 @@ class BudgetGrouping(StrEnum):
 
 
 class Budget(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A limit on how many VMs of a group may be out of service at once while rollouts publish. Stored.
-
-    Only rollouts wait for it: failures and operations of users may exceed it. The limit holds in each group that `per`
-    makes. A percentage is rounded down to whole VMs, but is at least one VM, so that every group can be maintained.
-    `make_budget` makes one from a user's words, and `check_budget` says whether it can be set.
-    """
+    """A limit on how many VMs of a group may be out of service at once while rollouts publish. Stored."""
 
     name: str  # unique, ignoring case; at most 60 letters, digits, `-`, `_` and `.`
     max_vms: int = 0  # either this many VMs
@@ -76,10 +67,7 @@ class BudgetGroup(NamedTuple):
 
 
 class BudgetShortage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Why VMs that a rollout would publish together have to wait: they do not fit in a group of a budget.
-
-    `BudgetLedger.reserve` returns it.
-    """
+    """Why VMs that a rollout would publish together have to wait: they do not fit in a group of a budget."""
 
     group: BudgetGroup  # the first one that is used up
     vms: tuple[str, ...]  # names of the VMs that go together
@@ -87,22 +75,14 @@ class BudgetShortage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     host: str = ""  # the name of the host because of which the VMs go together; "": another reason
 
     def exceeds(self, limit: int) -> bool:
-        """Return whether more VMs go together than `limit`, the number that may be out of the group at once.
-
-        If so, they never fit, even if no other VM of the group is out of service.
-        """
+        """Return whether more VMs go together than `limit`, the number that may be out of the group at once."""
         return self.needed > limit
 
 
 def make_budget(
     name: str, *, max_vms: int = 0, max_percent: int = 0, per: str = "everything", location: str = "", tag: str = ""
 ) -> Budget:
-    """Return the budget that a user described; it is neither stored nor fully checked yet.
-
-    `max_vms` and `max_percent` are limits (0: not given). `per` is a value of BudgetGrouping in lower case, or
-    `tag:NAME` for a tag. `location` and `tag` (`NAME=VALUE`) select the VMs to count ("": all). Blanks around texts are
-    removed. Raises Rejected for a `per` or `tag` of another form; `check_budget` checks the rest.
-    """
+    """Return the budget that a user described; it is neither stored nor fully checked yet."""
     grouping, _, per_tag = per.strip().partition(":")
     try:
         groups = BudgetGrouping(grouping)
@@ -125,11 +105,7 @@ def make_budget(
 
 
 def parse_limit(text: str) -> tuple[int, int]:
-    """Return a limit such as `2` or `10%` as (number of VMs, percentage); the one that is not given is 0.
-
-    For `0` and `0%` both are 0, which `check_budget` rejects. Raises Rejected for any other text, and for a number
-    with more than nine digits. Percentages above 100 are not checked here.
-    """
+    """Return a limit such as `2` or `10%` as (number of VMs, percentage); the one that is not given is 0."""
     number = text.strip().removesuffix("%").strip()
     if not number.isdecimal() or len(number) > _MAX_LIMIT_DIGITS:
         raise Rejected(f"{text!r} is not a limit: write a number of VMs like 2, or a whole percentage like 10%")
@@ -137,13 +113,7 @@ def parse_limit(text: str) -> tuple[int, int]:
 
 
 def check_budget(budget: Budget, vms: Iterable[Vm], others: Collection[Budget]) -> None:
-    """Raise Rejected, with one sentence, if a budget cannot be set; `others` are the other budgets.
-
-    It must have a name (up to 60 letters, digits, `-`, `_` and `.`), exactly one limit, of at least one VM or from 1 to
-    100 percent, and name only a location and tags (ignoring case) and a tag value that a VM has. Only a budget per tag
-    has `per_tag`, and a tag value needs its tag. Rejected too if there are 100 others. `vms` are the present VMs of the
-    fleet. Does not check whether a name is used twice.
-    """
+    """Raise Rejected, with one sentence, if a budget cannot be set; `vms` are the present VMs of the fleet."""
     _check_name(budget.name)
     _check_limit(budget)
     if (budget.per is BudgetGrouping.TAG) != bool(budget.per_tag):
@@ -193,10 +163,6 @@ def _check_limit(budget: Budget) -> None:
 
 
 def _known(name: str, known: Iterable[str], noun: str) -> str:
-    """Return `: did you mean …?`, or the names that would be right: `: the only tag is 'team'`.
-
-    `noun` is what they are called: tag, location or value.
-    """
     names = sorted(known)
     if not names:
         return f": VMs have no {noun}s"
@@ -206,11 +172,7 @@ def _known(name: str, known: Iterable[str], noun: str) -> str:
 
 
 def budget_groups(budgets: Iterable[Budget], vm: Vm) -> tuple[BudgetGroup, ...]:
-    """Return the groups in which the budgets count this VM, at most one of each budget, in their order.
-
-    A budget with a location (ignoring case) or a tag and value counts only VMs that have it. One per tag leaves out VMs
-    without that tag.
-    """
+    """Return the groups in which the budgets count this VM, at most one of each budget, in their order."""
     groups = []
     for budget in budgets:
         if budget.location and vm.location.casefold() != budget.location.casefold():
@@ -245,28 +207,21 @@ def _tag_value(vm: Vm, name: str) -> str | None:
 
 
 def group_limit(budget: Budget, size: int) -> int:
-    """Return how many VMs of a group of `size` VMs may be out of service at once by this budget.
-
-    That is `max_vms`, or the percentage of `size`, rounded down, but at least one VM.
-    """
+    """Return how many VMs of a group of `size` VMs may be out of service at once by this budget."""
     return budget.max_vms or max(1, size * budget.max_percent // 100)
 
 
 def is_down(vm: Vm, down_hosts: Collection[str]) -> bool:
-    """Return whether a VM is out of service because of its own state or its host's, for any cause.
-
-    A VM is down if it does not run, is paused, has crashed or is missing, or is on one of `down_hosts` (exact names).
-    Events that act on the VM do not count here.
-    """
+    """Return whether a VM is out of service because of its own state or its host's, for any cause."""
     return vm.power is not PowerState.RUNNING or vm.condition in _OUT_CONDITIONS or vm.host in down_hosts
 
 
 def vms_out_by_event(event: Event) -> tuple[str, ...]:
     """Return the keys of the VMs that count as out of service because of this event; () once it is over.
 
-    A scheduled event counts, for all its VMs, only if it has the cause of a rollout, which reserves budgets; a Freeze
-    that a fault made has such a cause too. A started event of any cause counts for the VMs that it acts on, including
-    those whose act has ended; starting a VM or applying its configuration again is no outage.
+    A scheduled event counts only if it has the cause of a rollout, which reserves budgets. A started event of any cause
+    counts for the VMs that it acts on, even those whose act has ended; starting a VM or applying its configuration
+    again is no outage.
     """
     if event.status is EventState.STARTED:
         return tuple(act.vm for act in event.acts if act.verb not in VERBS_WITHOUT_OUTAGE)
@@ -276,10 +231,7 @@ def vms_out_by_event(event: Event) -> tuple[str, ...]:
 
 
 def vms_out_by_plan(planned: PlannedEvent) -> tuple[str, ...]:
-    """Return the keys of the VMs that a planned event counts as out of service in budgets, in its order.
-
-    They are all its VMs if it has the cause of a rollout, as a Freeze made by a fault has; otherwise ().
-    """
+    """Return the keys of the VMs that a planned event counts as out of service in budgets, in its order."""
     if planned.cause not in ROLLOUT_CAUSES:
         return ()
     return tuple(vm_key_in_scope(planned.scope_id, name) for name in planned.vms)
@@ -288,10 +240,8 @@ def vms_out_by_plan(planned: PlannedEvent) -> tuple[str, ...]:
 class BudgetLedger:
     """Which VMs are out of service in each group of the budgets, and which ones a decision reserves.
 
-    Made for one decision about what a rollout publishes. `sizes` counts the present VMs of each group; `out` has for
-    each group the names of its VMs out of service, by VM key; `down_hosts` are names of hosts whose VMs do not run.
-    None of the arguments is changed. Reservations are only in memory here, and count for other decisions once the
-    events are committed as planned.
+    Made for one decision about what a rollout publishes. Reservations are only in memory here, and count for other
+    decisions once the events are committed as planned.
     """
 
     def __init__(
@@ -310,11 +260,9 @@ class BudgetLedger:
     def reserve(self, vms: Sequence[Vm], host: str = "") -> BudgetShortage | None:
         """Reserve all these VMs in all their groups and return None, or reserve none and return why not.
 
-        They are not reserved if a group would have more VMs out of service than its limit; the result is about the
-        first such group. A VM that does not run (`is_down`) needs nothing, so maintenance of a failed or stopped VM is
-        never held back. A VM that is out because an event acts on it, or reserved already, takes no further place, but
-        still waits while its group is over the limit. `host`, the name of the host because of which the VMs go together
-        ("": none), is only copied into the result.
+        A VM that does not run needs nothing, so maintenance of a failed or stopped VM is never held back. A VM that is
+        out because an event acts on it, or reserved already, takes no further place, but still waits while its group is
+        over the limit.
         """
         needed: dict[BudgetGroup, set[str]] = defaultdict(set)
         for vm in vms:
@@ -341,18 +289,12 @@ class BudgetLedger:
         return len(self._out.get(group, ())) + len(self._reserved.get(group, ()))
 
     def limit(self, group: BudgetGroup) -> int:
-        """Return how many VMs of the group may be out of service at once.
-
-        Raises KeyError for a group of a budget that this ledger was not made with.
-        """
+        """Return how many VMs of the group may be out of service at once."""
         return group_limit(self._budgets[group.budget], self._sizes.get(group, 0))
 
 
 def budget_text(budget: Budget) -> str:
-    """Return a budget in words, without its name: `2 VMs of each location out of service at once`.
-
-    It has the limit in VMs or percent, the grouping, and the location and tag that select VMs, where given.
-    """
+    """Return a budget in words, without its name: `2 VMs of each location out of service at once`."""
     limit = f"{budget.max_percent} % of the VMs" if budget.max_percent else _count(budget.max_vms)
     per = {
         BudgetGrouping.EVERYTHING: "",
@@ -367,11 +309,7 @@ def budget_text(budget: Budget) -> str:
 
 
 def group_title(budget: Budget, value: str) -> str:
-    """Return what people call a group of a budget, such as `location westeurope`; "" if it is all VMs.
-
-    `value` is that of a BudgetGroup of this budget: a location, a scope id, the value of a tag, or for a fault domain
-    `NUMBER SCOPE_ID`.
-    """
+    """Return what people call a group of a budget, such as `location westeurope`; "" if it is all VMs."""
     match budget.per:
         case BudgetGrouping.EVERYTHING:
             return ""
@@ -387,11 +325,7 @@ def group_title(budget: Budget, value: str) -> str:
 
 
 def shortage_text(budget: Budget, shortage: BudgetShortage, size: int, out: Sequence[str]) -> str:
-    """Return why VMs wait for a budget, for people, without a full stop.
-
-    `size` counts the present VMs in the group of `shortage`, `out` has the names of those that are out of service now.
-    If the VMs can never fit, the text says what to do instead; otherwise it names the first of those in `out`.
-    """
+    """Return why VMs wait for a budget; if they can never fit, what to do instead."""
     limit = group_limit(budget, size)
     title = group_title(budget, shortage.group.value)
     allows = (

@@ -9,12 +9,7 @@ from forewarn.protocol.document import EventSource, Kind
 
 
 class Verb(StrEnum):
-    """What an act does to its VM; an act is one operation on one VM. The values are stored: keep them.
-
-    An act freezes, migrates (live, to another host), reboots, redeploys (to another host), evicts (a Spot VM), deletes,
-    powers off, starts, deallocates, reapplies (its configuration) or reimages the VM. A VM that was stopped on purpose
-    stays off, unless the act starts it.
-    """
+    """What an act does to its VM. The values are stored."""
 
     FREEZE = "freeze"  # pause the VM for some seconds
     MIGRATE = "migrate"  # pause the VM and move it, running, to another host
@@ -39,12 +34,7 @@ def verb_noun(verb: str) -> str:
 
 
 class Cause(StrEnum):
-    """Why an event exists. CAUSE_RULES says what follows from each cause. The values are stored.
-
-    Causes of the platform are a host update, a live migration, a platform reboot, a predicted or actual failure of a
-    host, an eviction or rebalance recommendation of a Spot VM, and a scale-in. The others are operations of users:
-    restart, redeploy, delete, power off, start, deallocate, reapply, and a reimage with or without notice.
-    """
+    """Why an event exists. CAUSE_RULES says what follows from each cause. The values are stored."""
 
     HOST_UPDATE = "host update"  # which freezes the VMs on the host
     LIVE_MIGRATION = "live migration"  # VMs move, running, to other hosts
@@ -67,10 +57,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseRules:
-    """The rules of one cause: what VMs see of the event, what is done to them, and when it may start.
-
-    CAUSE_RULES has one for each cause; they never change.
-    """
+    """The rules of one cause: what VMs see of the event, what is done to them, and when it may start."""
 
     kind: Kind | None  # None: performed at once, without an event that VMs see
     source: EventSource  # Platform or User, as documents show it

@@ -28,14 +28,13 @@ class SavedValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Everything that one store transaction writes: all of it, or nothing. `Store.commit` takes it.
+    """Everything that one store transaction writes: all of it, or nothing.
 
     Scopes, hosts, gates and requests carry the version they were decided on (0: must not exist yet). If one of them has
     changed since, the store raises Conflict for the whole commit; otherwise it adds 1 to each version. Changed and
     removed hosts must also have the `arrivals` they were decided on; each host in `destinations` must have its version
     and gets one more arrival, so commits that only bring VMs to a host do not conflict with each other. Everything else
-    is written or deleted by its id or key, without a check of its version. A scope, host, gate or request that occurs
-    twice at one version is a Conflict; if anything else occurs twice, the last one counts.
+    is written or deleted by its id or key, without a check of its version.
     """
 
     scopes: tuple[Scope, ...] = ()  # only their rows; changed VMs and events are in `vms` and `events`
@@ -74,9 +73,8 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 def scope_commit(old: Scope | None, new: Scope) -> Commit:
     """Return the commit that changes the stored scope from `old` (None: it did not exist) to `new`.
 
-    It has the row of `new` (even if unchanged), the VMs and events that differ, and `new.new_entries`. It wakes the
-    gates of all events of `new` that are scheduled or over. VMs and events that only `old` has stay stored. Hosts in
-    `destinations` are left to the caller.
+    It wakes the gates of all events of `new` that are scheduled or over. VMs and events that only `old` has stay
+    stored. Hosts in `destinations` are left to the caller.
     """
     known_vms = {vm.key: vm for vm in old.vms} if old and old.vms is not new.vms else {}
     known_events = {event.id: event for event in old.events} if old else {}
@@ -93,8 +91,8 @@ def scope_commit(old: Scope | None, new: Scope) -> Commit:
 def new_destinations(old: Scope | None, changed: Sequence[Event]) -> set[str]:
     """Return the hosts (names) to which these changed events of a scope bring VMs, or begin to move them.
 
-    `old` is the scope before the change; None: it did not exist. An event without acts in `old` has just started, so
-    all its unfinished moves begin; of any other one, the moves that have succeeded since `old` count.
+    An event without acts in `old` has just started, so all its unfinished moves begin; of any other one, the moves that
+    have succeeded since `old` count.
     """
     moving = [event for event in changed if any(act.to_host for act in event.acts)]
     if not moving:
@@ -107,9 +105,7 @@ def new_destinations(old: Scope | None, changed: Sequence[Event]) -> set[str]:
 def new_hosts_of_vms(old: Scope | None, changed: Sequence[Vm]) -> set[str]:
     """Return the hosts (names) on which these changed VMs of a scope are now, and were not in `old`.
 
-    `old` is the scope before the change. VMs that it does not have are left out; with None (it did not exist) the set
-    is empty. Most of the hosts are those of acts, which `new_destinations` returns too; others are those of VMs that
-    somebody else has moved.
+    Most are those of acts, which `new_destinations` returns too; others are those of VMs that somebody else has moved.
     """
     before = {vm.key: vm.host for vm in old.vms} if old and changed else {}
     return {vm.host for vm in changed if vm.host and before.get(vm.key, vm.host) != vm.host}
@@ -122,10 +118,6 @@ def _arrivals(before: Event, after: Event) -> tuple[Act, ...]:
 
 
 def merge_commits(*commits: Commit) -> Commit:
-    """Return one commit with the contents of all `commits`, in their order; duplicates stay.
-
-    So `Store.commit` raises Conflict if two of them write the same scope, host, gate or request. Of things without a
-    version, the last one counts.
-    """
+    """Return one commit with the contents of all `commits`, in their order; duplicates stay."""
     fields = {name: tuple(x for c in commits for x in getattr(c, name)) for name in Commit.__struct_fields__}
     return Commit(**fields)

@@ -12,11 +12,7 @@ from forewarn.core.faults import EventFault
 
 
 class EnablementMode(StrEnum):
-    """When scheduled events are enabled for a scope: while its VMs poll, or always.
-
-    `on-request`: from the first poll of a VM until no VM has polled for `Policy.idle_s` (by default a day). `always` is
-    for labs.
-    """
+    """When scheduled events are enabled for a scope: while its VMs poll, or always."""
 
     ON_REQUEST = "on-request"  # from the first poll until `Policy.idle_s` (a day) without polls (spec §8.1, §8.2)
     ALWAYS = "always"  # spec §8.3: in a lab, where even the first restart must publish an event
@@ -24,14 +20,7 @@ class EnablementMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Settings of the service that decisions about every scope depend on.
-
-    A scope without polls for `idle_s` is disabled, unless `enablement` is ALWAYS. It may have at most
-    `max_user_operations` restarts, redeploys and announced reimages of users scheduled at a time. An event stays listed
-    for `settle_s` after the outcome of its last act. Events whose notice ended while VMs could not poll, because the
-    service was down or the node of their host silent, wait `grace_s` after it is back. Durations are seconds of lab
-    time.
-    """
+    """Settings of the service that decisions about every scope depend on."""
 
     enablement: EnablementMode = EnablementMode.ON_REQUEST
     idle_s: float = 24 * 3600  # a scope without polls for this long is disabled (spec §8.2)
@@ -42,10 +31,7 @@ class Policy:
 
 
 class HostSilence(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A period in which the VMs of a host could not poll, because its node was silent. Times are lab time.
-
-    The node is the process on the host that answers its VMs.
-    """
+    """A period in which the VMs of a host could not poll, because the node that answers them was silent."""
 
     since: float  # when the node was last heard before the silence
     until: float | None = None  # when it was heard again; None: it is silent
@@ -54,8 +40,7 @@ class HostSilence(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class DecisionContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Inputs of a decision about one scope from outside the scope, all read before the decision begins.
 
-    Nothing here changes while a decision uses it, so a decision can be repeated or discarded. By default no gate (which
-    starts the events of one host together) is released, no host has failed, no VM can move, and no fault is active.
+    Nothing here changes while a decision uses it, so a decision can be repeated or discarded.
     """
 
     now: float  # lab time

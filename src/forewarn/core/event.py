@@ -24,10 +24,7 @@ class EventState(StrEnum):
 
 
 class Ending(StrEnum):
-    """How an event ended: finished, failed (an act did), or without a start: withdrawn or not needed.
-
-    The values are stored.
-    """
+    """How an event ended: finished, failed (an act did), or without a start: withdrawn or not needed."""
 
     FINISHED = "finished"  # every act succeeded
     FAILED = "failed"  # every act has ended, and at least one failed
@@ -36,11 +33,7 @@ class Ending(StrEnum):
 
 
 class ActOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """How one act ended, as the hypervisor reported it, or why the service itself ended it as failed.
-
-    The service does so if the VM has no destination, if a host that the act needs has failed, or if the last attempt at
-    it has failed.
-    """
+    """How one act ended, as the hypervisor reported it, or why the service itself ended it as failed."""
 
     ok: bool  # whether the act succeeded
     at: float  # lab time
@@ -48,10 +41,7 @@ class ActOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
 
 
 class Act(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One operation on one VM, made when its event starts and performed until its outcome is known.
-
-    Hypervisors recognize it by its id when it is performed again.
-    """
+    """One operation on one VM, made when its event starts. Hypervisors know it by its id when it is repeated."""
 
     id: str  # `EVENT_ID:name`, with the VM's name in lower case; `act_id` makes it
     vm: str  # the VM's key
@@ -70,8 +60,8 @@ class Act(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
 class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Maintenance of VMs of one scope and one update domain, from publication to its end. Stored as JSON.
 
-    Times are lab time. Only a fault makes an event whose VMs are in several update domains. The value never changes:
-    the functions of `lifecycle` return a scope with a changed copy, and alone change `status`.
+    Only a fault makes an event whose VMs are in several update domains. Only the functions of `lifecycle` change
+    `status`.
     """
 
     id: str  # GUID, upper case
@@ -118,36 +108,25 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     @property
     def starts_at_deadline(self) -> bool:
-        """Whether the event may start outside of its maintenance windows, because of a deadline (spec §13.3).
-
-        It may if its NotBefore is at or after the deadline of its calendar, and no window is open then. False without a
-        calendar or deadline.
-        """
+        """Whether the event may start outside of its maintenance windows, because of a deadline (spec §13.3)."""
         if self.calendar is None or self.calendar.deadline is None or self.not_before < self.calendar.deadline:
             return False
         return not is_open(self.calendar, self.not_before)
 
     @property
     def unfinished_acts(self) -> tuple[Act, ...]:
-        """The event's acts (each an operation on one VM) that have no outcome yet; () before the start.
-
-        They are in the order of `acts`.
-        """
+        """The event's acts (each an operation on one VM) that have no outcome yet; () before the start."""
         return tuple(act for act in self.acts if act.outcome is None)
 
     @property
     def failed_acts(self) -> tuple[Act, ...]:
-        """The event's acts (each an operation on one VM) that have failed so far; () before the start.
-
-        They are in the order of `acts`.
-        """
+        """The event's acts (each an operation on one VM) that have failed so far; () before the start."""
         return tuple(act for act in self.acts if act.outcome is not None and not act.outcome.ok)
 
     def is_ready(self, now: float) -> bool:
         """Return whether the event is approved, or lab time `now` has reached its NotBefore (spec §6.2).
 
-        The state of the event is not checked. A ready event may still wait for others, for a gate or for a hold:
-        `release.start_wait` says whether it starts.
+        A ready event may still wait for others, for a gate or for a hold: `release.start_wait` says whether it starts.
         """
         return self.approved_at is not None or now >= self.not_before
 
@@ -160,9 +139,7 @@ def act_id(event_id: str, vm_name: str) -> str:
 class Gate(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Starts the events of all scopes on one host together: released when all of them are ready.
 
-    Rollouts that work on whole hosts make gates, and events name theirs in `gate_id`. The release is final once an
-    event behind it has started; if none starts, for example because the service ended at that moment, the release is
-    taken back (`released_at` is None again). Stored. Times are lab time.
+    The release is final once an event behind it has started; until then it may be taken back.
     """
 
     id: str  # GUID, upper case

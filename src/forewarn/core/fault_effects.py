@@ -31,11 +31,9 @@ _FREEZE_CAUSE = Cause.HOST_UPDATE
 def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -> Scope:
     """Return the scope with a new event published; a fault may start it at once or shorten its notice.
 
-    A NO_NOTICE fault of `context.faults` starts the event with its acts, unless it would have to wait for more than its
-    gate even if it were approved. Otherwise a SHORT_NOTICE fault makes its NotBefore earlier, never later. Of each
-    kind, the oldest fault that covers the event and is neither over nor used up applies. The id of the fault that
-    changes the event is added to `event.faults`, and a text about it replaces `event.note`. Without such a fault the
-    event is only published.
+    A NO_NOTICE fault starts the event with its acts, unless it would have to wait for more than its gate even if it
+    were approved. Otherwise a SHORT_NOTICE fault makes its NotBefore earlier, never later. Of each kind, the oldest
+    fault that applies counts.
     """
     if (
         _may_start_without_notice(scope, event, context)
@@ -47,12 +45,7 @@ def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -
 
 
 def withdraw_after_approval(scope: Scope, event: Event, context: DecisionContext) -> Scope | None:
-    """Return the scope with an approved, scheduled event withdrawn by a fault; None if no fault does that.
-
-    The oldest WITHDRAWN_AFTER_APPROVAL fault of `context.faults` that covers the event and is neither over nor used up
-    withdraws it; its id is added to the event's `faults`. The result is also None if the event is not approved. Raises
-    Refused if a fault applies, but the event is not scheduled.
-    """
+    """Return the scope with an approved, scheduled event withdrawn by a fault; None if no fault does that."""
     if event.approved_at is None:
         return None
     fault = _fault_for(FaultKind.WITHDRAWN_AFTER_APPROVAL, scope, event, context)
@@ -64,11 +57,7 @@ def withdraw_after_approval(scope: Scope, event: Event, context: DecisionContext
 
 
 def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
-    """Return the scope at incarnation 1 of a new epoch, as if it was idle for a day and enabled again.
-
-    Pending events stay listed (spec §4.2). A history entry at lab time `now` names the fault. Refused if the scope is
-    not enabled.
-    """
+    """Return the scope at incarnation 1 of a new epoch, as if it was idle for a day and enabled again."""
     if not scope.is_enabled:
         raise Refused(
             f"{scope_title(scope)} has no incarnation to reset, because scheduled events are not enabled for it: "
@@ -80,13 +69,7 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 
 
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
-    """Return one planned Freeze per event id, each for one running VM of the scope in turn.
-
-    The first is for the fault's VM, or for the scope's first VM if the fault is on a scope; if that VM does not run, it
-    is for the next one that does. After the last VM the first follows again, so a VM may get several. Each has the
-    usual notice of a host update, and the fault's id as its request id. Raises Refused if no VM of the scope is
-    running. Nothing is published: the caller applies the planned events.
-    """
+    """Return one planned Freeze per event id, each for one running VM of the scope in turn, the fault's VM first."""
     vms = _vms_from_target(fault, scope)
     if not vms:
         raise Refused(
@@ -96,11 +79,7 @@ def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[Planne
 
 
 def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
-    """Return a planned Freeze, with this event id, of one running VM that is not the fault's VM.
-
-    It is the next running VM of the scope after the fault's VM; for a fault on a scope, the second that runs. It has
-    the usual notice of a host update. Raises Refused if no other VM runs. The caller applies the planned event.
-    """
+    """Return a planned Freeze, with this event id, of one running VM that is not the fault's VM."""
     running = _vms_from_target(fault, scope)
     spared = fault.vm or (running[0].key if running else "")
     others = [vm for vm in running if vm.key != spared]
@@ -115,10 +94,7 @@ def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedE
 def plan_freeze_of_several_update_domains(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
     """Return a planned Freeze, with this event id, of running VMs that are in different update domains.
 
-    It has one VM of each of up to `domains` (a parameter of the fault) update domains, the fault's VM first if it runs.
-    A fault on a scope begins with the scope's first running VM. The event is not work on a host, because its VMs may be
-    on several. Raises Refused if the running VMs of the scope are in fewer than two update domains. The caller applies
-    the planned event.
+    The event is not work on a host, because its VMs may be on several.
     """
     by_domain: dict[int, Vm] = {}
     for vm in _vms_from_target(fault, scope):
@@ -155,11 +131,7 @@ def _planned_freeze(fault: Fault, vm: Vm, event_id: str) -> PlannedEvent:
 
 
 def mark_events_with_fault(scope: Scope, fault: Fault, ids: Sequence[str]) -> Scope:
-    """Return the scope with the fault's id added to `faults` of the events with these ids, which it made.
-
-    A text that names the fault is put before each event's `note`. Ids that the scope does not have, and events that
-    have the fault's id already, are skipped. Incarnation and history stay.
-    """
+    """Return the scope with the fault's id added to `faults` of the events with these ids, which it made."""
     for event_id in ids:
         event = scope.event(event_id)
         if event is not None and fault.id not in event.faults:

@@ -55,11 +55,7 @@ class _SeededRandom:
 def plan_storm(seed: int, targets: Sequence[StormTarget], for_s: float) -> tuple[StormFault, ...]:
     """Return the faults of a storm that begin within `for_s` seconds, by time, each on one target.
 
-    Only plans: the caller sets the faults. The first begins at once, the others 5 to 30 seconds (lab time) after the
-    one before. VM, kind and parameter of each are pseudorandom, from `seed`, and so are count (1 to 8) and duration (5
-    to 30 seconds) of a fault on requests. A fault on events has a count of 1 and a duration of 300 seconds; one that
-    happens at once has neither. Equal arguments give equal storms, in every release, so kinds that were added later are
-    never in a storm; the order of the targets does not matter. Without targets the result is ().
+    Equal arguments give equal storms, in every release, so kinds that were added later are never in a storm.
     """
     return tuple(_storm_faults(_SeededRandom(seed), sorted(targets, key=lambda each: each.vm), for_s))
 

@@ -19,12 +19,7 @@ from forewarn.errors import Rejected, Remedy
 
 
 class FaultKind(StrEnum):
-    """The faults that can be injected; FAULT_DEFINITIONS describes each. Users type the values.
-
-    On requests: late-first-answer, empty-body, gone (410), throttled (429), internal-error (500), reset, slow-body,
-    stale, unknown-version-404, unsigned-401. On events: short-notice, no-notice, withdrawn-after-approval. At once:
-    several-at-once, neighbour-only, incarnation-reset, several-update-domains.
-    """
+    """The faults that can be injected; FAULT_DEFINITIONS describes each. Users type the values."""
 
     LATE_FIRST_ANSWER = "late-first-answer"  # answers wait until some time after the VM's first request
     EMPTY_BODY = "empty-body"  # 200 without a document
@@ -46,11 +41,7 @@ class FaultKind(StrEnum):
 
 
 class FaultCategory(StrEnum):
-    """What a fault affects: requests of VMs, events, or a scope once.
-
-    A fault on requests (TRANSPORT) spoils HTTP answers and expires in real time; one on events (EVENTS) changes events
-    and expires in lab time; one AT_ONCE happens when it is set, and has no duration.
-    """
+    """What a fault affects: requests of VMs, events, or a scope once."""
 
     TRANSPORT = "requests"  # spoils HTTP answers; real time
     EVENTS = "events"  # changes events; lab time
@@ -59,10 +50,7 @@ class FaultCategory(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultParameter:
-    """The default and the allowed range, both ends included, of one parameter of a fault kind.
-
-    The values are seconds if the parameter's name ends with `_s`, else a count.
-    """
+    """The default and the allowed range of one parameter; seconds if its name ends with `_s`, else a count."""
 
     default: float
     minimum: float
@@ -71,10 +59,7 @@ class FaultParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultDefinition:
-    """The definition of one fault kind: category, symptom, parameters, and longest (and default) duration.
-
-    FAULT_DEFINITIONS has one for each kind.
-    """
+    """The definition of one fault kind: category, symptom, parameters, and longest (and default) duration."""
 
     category: FaultCategory
     symptom: str  # what a client observes
@@ -145,8 +130,7 @@ FAULT_DEFINITIONS: dict[FaultKind, FaultDefinition] = {
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One injected fault: on a VM (it then names its scope too), on a scope, or on everything.
 
-    It is active from `set_at` until it is cleared or `is_over`, and stored until then as part of ActiveFaults. One that
-    happens at once is never active or stored.
+    It is active from `set_at` until it is cleared or `is_over`. One that happens at once is never active or stored.
     """
 
     id: str  # `f1`
@@ -176,10 +160,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def remaining(self) -> int | None:
-        """How many more requests or events the fault may affect: `count` less `touched`, at least 0.
-
-        None if it has no limit.
-        """
+        """How many more requests or events the fault may affect: `count` less `touched`, at least 0."""
         return None if self.count is None else max(0, self.count - self.touched)
 
     @property
@@ -188,28 +169,17 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self, touched=0, touched_by_vm={}, touched_at=None)
 
     def parameter(self, name: str) -> float:
-        """Return the value of a parameter of the fault, or its default if it was not given.
-
-        Raises KeyError if the fault's kind has no parameter of this name.
-        """
+        """Return the value of a parameter of the fault, or its default if it was not given."""
         return self.parameters.get(name, FAULT_DEFINITIONS[self.kind].parameters[name].default)
 
     def covers_request(self, *, scope_id: str, vm: str) -> bool:
-        """Return whether the fault's target includes a request of the VM with the key `vm` in this scope.
-
-        A fault on a VM looks at the key alone, one on a scope at the scope id, and one on everything covers all.
-        Neither the category of the fault nor `is_over` is checked.
-        """
+        """Return whether the fault's target includes a request of the VM with the key `vm` in this scope."""
         if self.vm:
             return self.vm == vm
         return not self.scope_id or self.scope_id == scope_id
 
     def covers_event(self, *, scope_id: str, names: tuple[str, ...]) -> bool:
-        """Return whether the fault's target includes an event of this scope that lists VMs with these names.
-
-        A fault on a VM covers the events of the VM's scope that list its name, ignoring letter case. Neither the
-        category of the fault nor `is_over` is checked.
-        """
+        """Return whether the fault's target includes an event of this scope that lists VMs with these names."""
         if self.scope_id and self.scope_id != scope_id:
             return False
         return not self.vm or self.vm_name.casefold() in map(str.casefold, names)
@@ -217,7 +187,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_over(self, now: float) -> bool:
         """Return whether the count or the time of the fault is used up, so that it affects nothing more.
 
-        `now` is real time for faults on requests, lab time for faults on events. `touched` is compared with the count.
+        `now` is real time for faults on requests, lab time for faults on events.
         """
         return self.remaining == 0 or (self.until is not None and now >= self.until)
 
@@ -227,20 +197,13 @@ _FAULT_IN_TEXT = re.compile(r"fault f\d+ \([a-z0-9-]+\) of [^:;]*")
 
 
 def hide_faults(text: str) -> str:
-    """Return the text with `a fault` in place of each fault that it names with id, kind and target.
-
-    It is for notes and reasons of events, and history entries about them, shown to people who may not list faults. In
-    other texts, what follows a target up to the next `:` or `;` is removed too.
-    """
+    """Return the text with `a fault` in place of each fault it names, for people who may not list faults."""
     return _FAULT_IN_TEXT.sub("a fault", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFault:
-    """An active fault on events, with the events that count towards its limit.
-
-    Decisions get it in `DecisionContext.faults`.
-    """
+    """An active fault on events, with the events that count towards its limit."""
 
     fault: Fault
     used_by: frozenset[str] = frozenset()  # ids of the events that count towards its limit; empty without a limit
@@ -257,10 +220,7 @@ class FaultHits:
 
 
 def parse_fault_kind(name: str) -> FaultKind:
-    """Return the fault kind with this name, ignoring letter case and blanks around it.
-
-    Raises Rejected if there is none; the message suggests a similar name, if any.
-    """
+    """Return the fault kind with this name, ignoring letter case and blanks around it."""
     try:
         return FaultKind(name.strip().lower())
     except ValueError:
@@ -271,11 +231,7 @@ def parse_fault_kind(name: str) -> FaultKind:
 
 
 def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, float]:
-    """Return a copy of the given parameters of a fault, by name, without adding defaults.
-
-    Raises Rejected if the kind has no such parameter, if a value is out of range, or if a parameter that is a count
-    (its name does not end with `_s`) is not a whole number.
-    """
+    """Return a copy of the given parameters of a fault, by name, without adding defaults."""
     known = FAULT_DEFINITIONS[kind].parameters
     for name, value in given.items():
         if name not in known:
@@ -294,12 +250,7 @@ def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, f
 
 
 def fault_duration_s(kind: FaultKind, count: int | None, for_s: float | None) -> float | None:
-    """Return how long a fault lasts in seconds: `for_s`, else the longest of its kind; None: no limit.
-
-    None also for a kind that happens at once. `count` is only checked, and does not change the result. Rejected if the
-    count is below 1, if the duration is not above 0 or longer than the kind allows, or if either is given for a kind
-    that happens at once.
-    """
+    """Return how long a fault lasts in seconds: `for_s`, else the longest of its kind; None: no limit."""
     definition = FAULT_DEFINITIONS[kind]
     if definition.category is FaultCategory.AT_ONCE and (count is not None or for_s is not None):
         raise Rejected(f"fault {kind} happens once, at once: leave count and duration out")
@@ -318,10 +269,7 @@ def fault_duration_s(kind: FaultKind, count: int | None, for_s: float | None) ->
 
 
 class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One fault of a storm: what is set, on which VM, and how long after the storm's beginning.
-
-    It is a plan: the fault itself is set when its time comes.
-    """
+    """One fault of a storm: what is set, on which VM, and how long after the storm's beginning."""
 
     after_s: float  # seconds of lab time from the storm's beginning until it is set
     kind: FaultKind
@@ -332,10 +280,7 @@ class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A fault storm in progress: its schedule of faults, and how many of them were set or skipped already.
-
-    Stored as part of ActiveFaults, so it continues after a restart. Clearing it leaves the faults that it has set.
-    """
+    """A fault storm in progress. Clearing it leaves the faults that it has set."""
 
     id: str  # `s1`
     seed: int  # the number that its schedule follows from

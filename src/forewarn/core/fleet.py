@@ -27,11 +27,7 @@ class PowerState(StrEnum):
 
 
 class VmCondition(StrEnum):
-    """What is unusual about a VM beside its host and power state, as its hosts report it. Stored.
-
-    NORMAL: nothing. PAUSED: not by an act. CRASHED: off although nobody is known to have asked for that, or halted in
-    memory. MISSING: no host has it. DUPLICATE: several hosts have it in memory.
-    """
+    """What is unusual about a VM beside its host and power state, as its hosts report it. Stored."""
 
     NORMAL = "normal"
     PAUSED = "paused"  # not by an act
@@ -59,10 +55,7 @@ class Priority(StrEnum):
 
 
 class EvictionPolicy(StrEnum):
-    """What an eviction does to a Spot VM: Deallocate or Delete, in Azure's words.
-
-    A deallocated VM stays in the fleet, on no host, and can be started again; a deleted one is removed.
-    """
+    """What an eviction does to a Spot VM: Deallocate or Delete, in Azure's words."""
 
     DEALLOCATE = "Deallocate"  # it stays in the fleet, on no host, and can be started again
     DELETE = "Delete"  # it is removed
@@ -82,8 +75,8 @@ class Orchestration(StrEnum):
 class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A machine that runs VMs. Maintenance of it may affect several scopes at once.
 
-    A decision that brings a VM to the host relies on its `version`; one that changes or removes it relies on
-    `arrivals` too. So a host cannot fail or be removed while a move to it is being committed.
+    A decision that brings a VM to the host relies on its `version`; one that changes or removes it relies on `arrivals`
+    too. So a host cannot fail or be removed while a move to it is being committed.
     """
 
     name: str  # unique, ignoring case
@@ -107,10 +100,9 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which operations of users on a VM are approved in advance, so that they start without notice.
+    """Which operations of users on a VM are approved in advance, so that they start without notice (spec §9).
 
-    By default none (spec §9). It is the policy of one VM (`Vm.auto_approve`). `Vm.approves_all_down` may exclude what
-    stops the last running VM of the scope. Maintenance of the platform is never approved this way.
+    Maintenance of the platform is never approved this way.
     """
 
     restart: bool = False  # True: restarts by users are approved
@@ -118,10 +110,7 @@ class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One virtual machine: what its owner declared, and its current host, power state and addresses.
-
-    A removed VM stays stored, with `removed_at` set.
-    """
+    """One virtual machine: what its owner declared, and its current state. A removed VM stays stored."""
 
     name: str  # unique in its resource group, ignoring letter case
     vm_id: str  # a GUID, given when the VM is added; "" before that
@@ -163,18 +152,12 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
 
     @property
     def key(self) -> str:
-        """The VM's unique key: `subscription id/resource group/name` in lower case.
-
-        A VM that is added again after its removal has the same key.
-        """
+        """The VM's unique key: `subscription id/resource group/name`, lower case; kept when it is added again."""
         return vm_key(self.subscription_id, self.resource_group, self.name)
 
     @property
     def scope_id(self) -> str:
-        """The id of the VM's scope, the VMs that share one document (spec §7.1).
-
-        Such as `set:SUBSCRIPTION/GROUP/NAME`, in lower case; `scope_id_for` lists the forms.
-        """
+        """The id of the VM's scope, the VMs that share one document (spec §7.1)."""
         return scope_id_for(self)
 
     @property
@@ -189,17 +172,14 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
 
     @property
     def condition(self) -> VmCondition:
-        """What is unusual about the VM, as its hosts last reported it; NORMAL before they were first compared.
-
-        An act that succeeds makes it NORMAL again, unless the VM has crashed and is still off.
-        """
+        """What is unusual about the VM, as its hosts last reported it; NORMAL before they were first compared."""
         return self.seen.condition if self.seen is not None else VmCondition.NORMAL
 
     @property
     def is_stopped_on_purpose(self) -> bool:
         """Whether the VM is stopped and its condition is NORMAL; then it stays off during maintenance.
 
-        False for a VM that crashed: a reboot or redeployment boots it. False also for a deallocated VM.
+        False for a VM that crashed: a reboot or redeployment boots it.
         """
         return self.power is PowerState.STOPPED and self.condition is VmCondition.NORMAL
 
@@ -210,20 +190,12 @@ def vm_key(subscription_id: str, resource_group: str, name: str) -> str:
 
 
 def vm_key_in_scope(scope_id: str, name: str) -> str:
-    """Return the key of the VM with this name, in any letter case, in the scope with this id.
-
-    The key is `subscription id/resource group/name` in lower case. Does not check whether such a VM exists. Raises
-    ValueError if `scope_id` does not have the form of a scope id.
-    """
+    """Return the key of the VM with this name, in any letter case, in the scope with this id."""
     return f"{resource_group_of_scope(scope_id)}/{name.casefold()}"
 
 
 def resource_group_of_scope(scope_id: str) -> str:
-    """Return `subscription/group` of a scope id, in lower case as ids are.
-
-    With a slash at the end, that is how the keys of the scope's VMs begin. Raises ValueError if `scope_id` does not
-    have the form of a scope id.
-    """
+    """Return `subscription/group` of a scope id, in lower case as ids are."""
     subscription, group, _ = scope_id[scope_id.index(":") + 1 :].split("/", 2)
     return f"{subscription}/{group}"
 

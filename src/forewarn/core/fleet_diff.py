@@ -47,11 +47,7 @@ class HostChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """What applying a fleet file would change, and the problems that forbid it. `diff_fleet` makes it.
-
-    It changes nothing itself. Added and resurrected VMs have no vm_id yet. They have a host, unless a problem says why
-    not.
-    """
+    """What applying a fleet file would change, and the problems that forbid it. It changes nothing itself."""
 
     source: str  # the name of the file, for messages
     hosts_added: tuple[Host, ...] = ()  # as they would be
@@ -75,10 +71,7 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vms_to_set(self) -> tuple[Vm, ...]:
-        """The VMs that applying the file writes: added, resurrected (both without vm_id), then changed ones.
-
-        Changed ones are as they would be after the change.
-        """
+        """The VMs that applying the file writes: added, resurrected (both without vm_id), then changed ones."""
         return (*self.added, *self.resurrected, *(change.new for change in self.changed))
 
     @property
@@ -87,11 +80,7 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.hosts_added, *(change.new for change in self.hosts_changed))
 
     def to_lines(self, limit: int | None = 20) -> list[str]:
-        """Return lines for people: one per host, VM and problem by what happens to it, then the summary.
-
-        A line begins with + (added), ~ (changed), - (removed), a blank (kept, or stays deleted) or ! (a problem). At
-        most `limit` of each kind are listed, and the rest is counted; None lists all. Unchanged ones are left out.
-        """
+        """Return lines for people: one per host, VM and problem by what happens to it, then the summary."""
         sections = (
             [f"+ host {host.name}" for host in self.hosts_added],
             [f"~ host {change.old.name}: {_changes_text(change.fields)}" for change in self.hosts_changed],
@@ -108,10 +97,7 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
         return [line for section in sections for line in _limited(section, limit)] + [self.summary()]
 
     def summary(self) -> str:
-        """Return one line that counts additions, changes and removals, or says `nothing to do`.
-
-        With problems, it ends with `cannot be applied`.
-        """
+        """Return one line that counts additions, changes and removals, or says `nothing to do`."""
         if self.is_empty:
             return "nothing to do" if not self.problems else "cannot be applied"
         vms = len(self.added) + len(self.resurrected), len(self.changed), len(self.removed)
@@ -130,13 +116,10 @@ def diff_fleet(
     resurrect: bool = False,
     remove_missing: bool = True,
 ) -> FleetDiff:
-    """Return what applying the declared fleet would do to the running one. Stores nothing.
+    """Return what applying the declared fleet would do to the running one; what forbids it is in `problems`.
 
-    `hosts` and `vms` are the whole running fleet, including removed VMs; `live_events` are the events that are not
-    over, which may forbid changes. A VM in both fleets keeps its host and power state, even if the file names another
-    host, and the fields that the file leaves open. `resurrect` adds deleted VMs again, which otherwise stay deleted.
-    `remove_missing` removes what the file lacks, which otherwise is kept. Raises nothing: what forbids the change is in
-    `problems` of the result.
+    `vms` includes removed VMs. A VM in both fleets keeps its host and power state, even if the file names another host,
+    and the fields that the file leaves open.
     """
     merge = merge_fleet(
         declared,
@@ -187,11 +170,7 @@ def _limited(lines: list[str], limit: int | None) -> list[str]:
 
 
 def _merge_problems(merge: FleetMerge) -> tuple[FleetFileProblem, ...]:
-    """Return why the merged fleet cannot be applied, by line, those without a line first; () if it can.
-
-    Reasons are a VM that would change its scope or location, a removed VM whose event has started, a removed host that
-    is in use, a new VM that no host can take, an address that two VMs would have, and the like.
-    """
+    """Return why the merged fleet cannot be applied, by line, those without a line first; () if it can."""
     events_by_vm = _events_by_vm(merge)
     found = (
         *_removed_vms_with_started_events(merge, events_by_vm),

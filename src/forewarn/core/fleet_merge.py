@@ -27,10 +27,7 @@ _DECLARED_FIELDS = frozenset(
 
 
 class FleetMerge(msgspec.Struct, frozen=True, kw_only=True):
-    """A declared fleet matched with the running one: every host and VM of either, by what happens to it.
-
-    `merge_fleet` makes it; nothing of it is stored yet.
-    """
+    """A declared fleet matched with the running one: every host and VM of either, by what happens to it."""
 
     declared: DeclaredFleet
     hosts: tuple[tuple[Host, Host], ...]  # in both fleets: (as it is, as it would be)
@@ -46,19 +43,13 @@ class FleetMerge(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hosts_after(self) -> tuple[Host, ...]:
-        """All hosts that the fleet would have after the merge, as they would be then.
-
-        Known ones come first, then new ones, then missing ones if these are kept.
-        """
+        """All hosts that the fleet would have after the merge, as they would be then."""
         kept = () if self.remove_missing else self.missing_hosts
         return (*(new for _, new in self.hosts), *self.new_hosts, *kept)
 
     @property
     def vms_after(self) -> tuple[Vm, ...]:
-        """All present VMs that the fleet would have after the merge, as they would be then.
-
-        Known ones come first, then new and resurrected ones, then missing ones if these are kept.
-        """
+        """All present VMs that the fleet would have after the merge, as they would be then."""
         kept = () if self.remove_missing else self.missing_vms
         return (*(new for _, new in self.vms), *self.new_vms, *self.resurrected_vms, *kept)
 
@@ -74,13 +65,8 @@ def merge_fleet(
 ) -> FleetMerge:
     """Match a declared fleet with the running one, and choose hosts for added VMs that name none.
 
-    `hosts` and `vms` are the whole running fleet, including removed VMs; `live_events` say which VMs are moving, and
-    these count on their new hosts. Hosts and VMs are matched by name or key, ignoring letter case. A VM in both fleets
-    keeps its host, power state and vm_id, and the fields that the file leaves open. `resurrect` adds deleted VMs again,
-    with their old address if it is free and the file gives none; without it they stay deleted. `remove_missing` says
-    whether what the file lacks is removed; it is only copied into the result. An added VM that names no host and that
-    no healthy host can take has no host in the result. Nothing is stored, and nothing is raised: `diff_fleet` reports
-    what forbids the result.
+    `vms` includes removed VMs; VMs that are moving, by `live_events`, count on their new hosts. An added VM that no
+    healthy host can take has no host in the result.
     """
     known_hosts = {host.name.casefold(): host for host in hosts}
     named_hosts = {host.name.casefold(): host for host in declared.hosts}

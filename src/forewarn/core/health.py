@@ -48,13 +48,7 @@ class CheckKind(StrEnum):
 
 
 class OwnFigure(StrEnum):
-    """A number that the service itself knows about the VMs of a rollout. Users type the values; stored.
-
-    `vms-without-handler`: running VMs that do not poll. `undelivered-notices`: VMs whose event started although no VM
-    of their scope was given it before. `failed-acts`: acts of its events that failed. `vms-not-back`: VMs that polled
-    before their maintenance and not since, for over 300 s of lab time. What happened to events before the current wave,
-    or before a person last resumed the rollout, does not count.
-    """
+    """A number that the service itself knows about the VMs of a rollout. Users type the values; stored."""
 
     WITHOUT_HANDLER = "vms-without-handler"  # running VMs that do not poll
     UNDELIVERED = "undelivered-notices"  # VMs whose event started, and no VM of their scope was given it before
@@ -63,10 +57,7 @@ class OwnFigure(StrEnum):
 
 
 class CheckOutcome(StrEnum):
-    """The result of one measurement of a health check. The values are stored, and users see them.
-
-    Good; bad; unclear: there is no data, or it cannot be compared; error: the measurement itself failed.
-    """
+    """The result of one measurement of a health check. The values are stored, and users see them."""
 
     GOOD = "good"
     BAD = "bad"
@@ -75,11 +66,7 @@ class CheckOutcome(StrEnum):
 
 
 class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One health check of a rollout. Stored as part of it; `make_check` makes a valid one.
-
-    Only the fields of its kind are set. Limits are numbers of measurements at which an outcome takes effect, from 1 to
-    1,000.
-    """
+    """One health check of a rollout. Stored as part of it; `make_check` makes a valid one."""
 
     name: str  # unique within the rollout, ignoring letter case; at most 60 characters
     kind: CheckKind
@@ -101,7 +88,7 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     def stale_after_s(self) -> float:
         """The age in seconds of lab time above which the check's latest measurement is too old to count.
 
-        Then the check is unclear. The age is two intervals and the timeout. Bad measurements count at any age.
+        Then the check is unclear. Bad measurements count at any age.
         """
         return 2 * self.interval_s + self.timeout_s
 
@@ -141,10 +128,7 @@ class CheckResult(NamedTuple):
 
 
 class InvalidCheck(ValueError):
-    """A health check that cannot be used; `field` is the name of the field of HealthCheck that is wrong.
-
-    `make_check` and `require_distinct_checks` raise it; the message is a sentence for people.
-    """
+    """A health check that cannot be used; `field` is the name of the field of HealthCheck that is wrong."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
@@ -152,14 +136,7 @@ class InvalidCheck(ValueError):
 
 
 def make_check(fields: HealthCheck) -> HealthCheck:
-    """Return the check if it can be used, else raise InvalidCheck with a sentence for people.
-
-    A figure without a condition gets `== 0`; nothing else is changed. The check is invalid if a field that its kind
-    needs is missing or one of another kind differs from its default. A name has 1 to 60 printable characters, an
-    address begins with http:// or https://, a status is 100 to 599, an exit status 0 to 255, the interval 1 s (a figure
-    10 s) to 24 h, the timeout above 0 up to 300 s, a limit 1 to 1,000. Addresses are not called, and commands are not
-    run.
-    """
+    """Return the check if it can be used, else raise InvalidCheck. A figure without a condition gets `== 0`."""
     title = f"check {fields.name!r}"
     if not fields.name.strip() or len(fields.name) > 60 or not fields.name.isprintable():
         raise InvalidCheck(f"{title} needs a name of at most 60 printable characters: give one", "name")
@@ -238,10 +215,7 @@ _DEFAULTS: dict[str, object] = {
 
 
 def require_distinct_checks(checks: Sequence[HealthCheck]) -> None:
-    """Raise ValueError if there are more than MAX_CHECKS (20) checks, InvalidCheck if two share a name.
-
-    Names are compared ignoring letter case. Otherwise it does nothing.
-    """
+    """Raise ValueError if there are more than MAX_CHECKS (20) checks, InvalidCheck if two share a name."""
     if len(checks) > MAX_CHECKS:
         raise ValueError(f"a rollout has at most {MAX_CHECKS} checks, and {len(checks)} are given: leave some out")
     names = [check.name.casefold() for check in checks]
@@ -263,10 +237,7 @@ class CheckCondition:
 
 
 def parse_condition(text: str) -> CheckCondition:
-    """Return the condition that a text such as `< 0.01` means: one of < <= > >= == != and a number.
-
-    Raises ValueError with a sentence for people if the text is not a condition.
-    """
+    """Return the condition that a text such as `< 0.01` means: one of < <= > >= == != and a number."""
     found = _CONDITION.fullmatch(text)
     try:
         bound = float(found[2]) if found else math.nan
@@ -281,9 +252,7 @@ def judge_values(condition: str, values: Sequence[tuple[str, float]]) -> CheckRe
     """Return the result of a health check with this condition for these pairs of (title, value).
 
     BAD if a value does not meet the condition, even if another is not a number; else UNCLEAR without values or with one
-    that is not a number; else GOOD. The value of the result is the first bad one, else the first; None if UNCLEAR. A
-    title may be ""; titles are only shown in the text of the result. Raises ValueError if `condition` is not a
-    condition.
+    that is not a number; else GOOD.
     """
     wanted = parse_condition(condition)
     numbers = [(title, value) for title, value in values if not math.isnan(value)]
@@ -313,11 +282,7 @@ def _shortened(text: str) -> str:
 def measurement_of(
     check: HealthCheck, result: CheckResult, *, request_id: str, wave: int = 0, check_round: int = 0, at: float
 ) -> Measurement:
-    """Return the measurement to store for this result, with a text of at most 300 characters.
-
-    `at` is lab time. A value that JSON cannot hold (an infinity) is left out. `request_id` is that of the rollout;
-    `wave` and `check_round` are the rollout's numbers at that time.
-    """
+    """Return the measurement to store for this result, with a text of at most 300 characters."""
     value = result.value if result.value is not None and math.isfinite(result.value) else None
     return Measurement(
         request_id=request_id,
@@ -332,11 +297,7 @@ def measurement_of(
 
 
 class HealthDecision(StrEnum):
-    """What a rollout does because of its health checks.
-
-    GO_ON; MEASURE: publish nothing until each check was measured; WAIT: publish nothing until the checks are clear;
-    PAUSE: pause, and withdraw the events that have not started.
-    """
+    """What a rollout does because of its health checks."""
 
     GO_ON = "go on"
     MEASURE = "measure"  # publish nothing until each check was measured
@@ -358,17 +319,16 @@ def health_verdict(
     *,
     good_since: float | None = None,
 ) -> HealthVerdict:
-    """Return what a rollout with these checks does at lab time `now`; only decides, and changes nothing.
+    """Return what a rollout with these checks does at lab time `now`.
 
     `measurements` are those that count, oldest first: of the current wave, since the rollout was last resumed.
     `good_since` is set before a wave and at the end of its settling time: then the latest measurement of each check
     must be good, and from that time or later; None: within a wave, where single errors do not stop it.
 
-    The worst of all checks decides, in the order PAUSE, WAIT, MEASURE, GO_ON, and the reasons of all checks with that
-    decision are joined. A check pauses the rollout once its bad measurements reach its limit, even if good ones follow.
-    It makes the rollout wait if its latest measurement is too old, or if it is unclear: the limit of unclear
-    measurements or of errors in a row is reached, or with `good_since`, the latest one is not good. A check without a
-    measurement, or with a good one from before `good_since`, is to be measured. A rollout without checks goes on.
+    The worst of all checks decides, in the order PAUSE, WAIT, MEASURE, GO_ON. A check pauses the rollout once its bad
+    measurements reach its limit, even if good ones follow. It makes the rollout wait if its latest measurement is too
+    old, or if it is unclear: the limit of unclear measurements or of errors in a row is reached, or with `good_since`,
+    the latest one is not good.
     """
     by_name: dict[str, list[Measurement]] = {check.name: [] for check in checks}
     for measurement in measurements:
@@ -430,10 +390,6 @@ def _ordinal(number: int) -> str:
 
 
 def next_measurement_at(check: HealthCheck, measurements: Iterable[Measurement]) -> float:
-    """Return the lab time at which the check is to be measured next, perhaps past.
-
-    That is one interval after the check's latest measurement, or 0 (at once) if it has none. `measurements` may be of
-    several checks, in any order.
-    """
+    """Return the lab time at which the check is to be measured next, perhaps past."""
     times = [m.at for m in measurements if m.check == check.name]
     return max(times) + check.interval_s if times else 0.0

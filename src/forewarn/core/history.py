@@ -11,13 +11,7 @@ SERVICE_STOPPED = "service stopped"  # the entry of a service that stops; one th
 
 
 class EntryKind(StrEnum):
-    """What a history entry is about. The values are stored, and `forewarn history` shows them.
-
-    A request (requested, skipped), an event (published, at once, approved, released, started, finished, withdrawn, not
-    needed), an act (performed, failed, retried), a scope (enabled, disabled), a rollout or replay (paused, resumed,
-    wave, stopped, completed, replayed), or the fleet, a host, an unannounced change, the clock, a fault, access, a
-    webhook, the service, upkeep, a budget, a standing order or a program in a VM.
-    """
+    """What a history entry is about. The values are stored, and `forewarn history` shows them."""
 
     REQUESTED = "requested"  # a maintenance request was accepted
     PUBLISHED = "published"  # an event was, with notice
@@ -58,7 +52,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     """One entry of the append-only history: who did what when, as a sentence, and what it is about.
 
     Ids and names are "" where the entry is not about such a thing; `vm` is set only if it is about a single VM. The
-    store sets `seq`, which grows with every entry. Stored entries never change, and only pruning deletes them.
+    store sets `seq`.
     """
 
     at: float  # lab time
@@ -76,7 +70,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
 class EventDelivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The first poll in which a VM was given an event in a state (scheduled or started).
 
-    There is at most one per event, VM and state. It is written shortly after the poll, so a crash may lose some.
+    It is written shortly after the poll, so a crash may lose some.
     """
 
     event_id: str  # GUID, upper case

@@ -20,9 +20,7 @@ def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext, *, names: C
     """Return the scope with a failed outcome for each act that a host of `context.failed_hosts` prevents.
 
     Such an act brings a VM to the failed host, or it began before the host failed and its VM is still there. An act
-    that began after the failure of its VM's host, which redeploys or removes the VM, continues. `names` limits this to
-    the acts of VMs with exactly these names; None: all. Each outcome gets a history entry. Returns the same scope if no
-    act ends. VMs stay where they are; only their `seen`, if they have one, is marked as uncertain.
+    that began after the failure of its VM's host, which redeploys or removes the VM, continues.
     """
     for started in scope.live_events(EventState.STARTED):
         for act in started.unfinished_acts:
@@ -40,17 +38,13 @@ def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext, *, names: C
 def needs_failed_host(act: Act, vm_host: str, failed_hosts: Set[str]) -> bool:
     """Return whether an unfinished act cannot continue, or begin, because it needs a host that has failed.
 
-    An act needs its destination (`act.to_host`), and the host that its VM is on now (`vm_host`, "" for none). An abrupt
-    act does not need the latter: it takes the VM away from a failed host. `failed_hosts` are names.
+    An abrupt act does not need the host of its VM: it takes the VM away from there.
     """
     return act.to_host in failed_hosts or (vm_host in failed_hosts and not act.abrupt)
 
 
 def has_act_on_failed_host(scope: Scope, event: Event, context: DecisionContext) -> bool:
-    """Return whether an unfinished act of this event cannot continue because a host has failed.
-
-    The failed hosts are `context.failed_hosts`. Only checks: `end_acts_on_failed_hosts` ends such acts.
-    """
+    """Return whether an unfinished act of this event cannot continue because a host has failed."""
     return any(_host_problem(scope, act, context) is not None for act in event.unfinished_acts)
 
 
@@ -73,9 +67,8 @@ def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = fro
 def outcome_on_failed_host(act: Act, outcome: ActOutcome, context: DecisionContext) -> ActOutcome:
     """Return the outcome to record for an act that the hypervisor has performed: in general the given one.
 
-    A success that brought a VM to one of `context.failed_hosts` becomes a failure with a note that names the host: no
-    event of that host's failure exists for this VM, so it would stay there. A redeployed VM arrives all the same,
-    because the failure of the host moves it on.
+    A success that brought a VM to a failed host becomes a failure: no event of that host's failure exists for this VM,
+    so it would stay there. A redeployed VM arrives all the same, because the failure of the host moves it on.
     """
     if not outcome.ok or act.verb is Verb.REDEPLOY or act.to_host not in context.failed_hosts:
         return outcome

@@ -21,11 +21,7 @@ from forewarn.wording import first_names
 
 
 class Transition(StrEnum):
-    """What can happen to an event; TRANSITIONS says in which states.
-
-    It is announced (published with notice), started without notice, approved, released (a scheduled event starts),
-    performed (the outcome of one act is known), finished, or withdrawn (it ends without having started).
-    """
+    """What can happen to an event; TRANSITIONS says in which states."""
 
     ANNOUNCED = "announced"  # published with notice
     STARTED_WITHOUT_NOTICE = "struck"  # a host failed, a policy or a fault starts it, or it is performed at once
@@ -68,11 +64,7 @@ def is_allowed(state: LifecycleState, transition: Transition) -> bool:
 
 
 def announce(scope: Scope, event: Event) -> Scope:
-    """Return the scope with this new event Scheduled, its incarnation greater by 1, and a history entry.
-
-    The event must be listed, with an id that the scope does not have; neither is checked. It gets the scope's next
-    number as `seq`. The entry is at `event.published_at`. Nothing is stored: the caller commits the scope.
-    """
+    """Publish this new, listed event with notice. Its id must be new to the scope, which is not checked."""
     text = f"{_event_title(event)} scheduled{_note_suffix(event)}"
     return _apply_transition(
         scope,
@@ -84,11 +76,7 @@ def announce(scope: Scope, event: Event) -> Scope:
 
 
 def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
-    """Return the scope with this new event Started at `now` (lab time), its acts, and a history entry.
-
-    The incarnation grows by 1 if the event is listed; otherwise no document shows it. VMs stay unchanged. Does not
-    check that the id of the event is new. Nothing is stored or performed.
-    """
+    """Publish and start this new event at once with its acts. Its id must be new to the scope."""
     started = replace(event, started_at=now, acts=acts)
     if event.listed:
         entry = _history_entry(
@@ -105,18 +93,13 @@ def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now:
 
 
 def awaits_approval(event: Event) -> bool:
-    """Return whether the event is scheduled and not approved, so that an approval would start it earlier.
-
-    False for an event without impact, which never starts.
-    """
+    """Return whether the event is scheduled and not approved, so that an approval would start it earlier."""
     return event.status is SCHEDULED and event.approved_at is None and event.rules.has_impact
 
 
 def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
-    """Return the scope with the event approved by `by`, and a history entry. It does not start here.
+    """Approve the event; it does not start here. Only the first approval of a scheduled event counts.
 
-    `by` is a name, `now` lab time. Only the first approval of a scheduled event counts; any other (after the start or
-    the end, or of an event without impact) returns the same scope, and nothing is raised. The incarnation stays.
     `event` replaces the scope's event with its id, so it must be the current one.
     """
     _require_allowed(event, Transition.APPROVED)
@@ -129,22 +112,16 @@ def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
 
 
 def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
-    """Return the scope with a scheduled event started at `now` with these acts. Refused if not scheduled.
-
-    VMs stay unchanged. The incarnation grows by 1, and a history entry says why it started. Does not check what the
-    event waits for: see `release.start_wait`.
-    """
+    """Start a scheduled event with these acts. What it waited for is checked in `release`."""
     why = f"approved by {event.approved_by}" if event.approved_at is not None else "its notice ended"
     entry = _history_entry(event, EntryKind.STARTED, now, f"{_event_title(event)} started: {why}")
     return _apply_transition(scope, event.status, replace(event, started_at=now, acts=acts), Transition.RELEASED, entry)
 
 
 def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome) -> Scope:
-    """Return the scope with the outcome of one act recorded, and a history entry; the incarnation stays.
+    """Record the outcome of one act; the incarnation stays, and so does the VM (`record_act_outcome` changes it).
 
-    The VM stays unchanged (`record_act_outcome` changes it), but after a failure its `seen`, if any, is marked as
-    uncertain. A second outcome of an act, or one of an unknown act, returns the same scope. Raises Refused if the event
-    has not started. `event` replaces the scope's event with its id, so it must be the current one.
+    A second outcome of an act, or one of an unknown act, returns the same scope.
     """
     _require_allowed(event, Transition.PERFORMED)
     act = next((a for a in event.unfinished_acts if a.id == act_id), None)
@@ -162,12 +139,7 @@ def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome)
 
 
 def finish(scope: Scope, event: Event, now: float) -> Scope:
-    """Return the scope with a started event over at `now`: failed if an act failed, else finished.
-
-    The incarnation grows by 1 if the event is listed. The event's `reason` and a history entry name the failures.
-    Raises Refused if the event is not started. The caller makes sure that every outcome is known: an act without one
-    counts as no failure.
-    """
+    """End a started event. The caller knows every outcome: an act without one counts as no failure."""
     failed = event.failed_acts
     ending = Ending.FAILED if failed else Ending.FINISHED
     reason = "; ".join(f"{a.name}: {a.outcome.note}" for a in failed if a.outcome) if failed else ""
@@ -181,11 +153,9 @@ def finish(scope: Scope, event: Event, now: float) -> Scope:
 def withdraw(
     scope: Scope, event: Event, *, by: str, reason: str, now: float, ending: Ending = Ending.WITHDRAWN
 ) -> Scope:
-    """Return the scope with a scheduled event withdrawn at `now`.
+    """End a scheduled event, even an approved one, without a start.
 
-    Raises Refused if the event has started or is over; an approved one can be withdrawn. The incarnation grows by 1.
-    The history shows `by` and the reason. `ending` is WITHDRAWN or NOT_NEEDED; with NOT_NEEDED, the history says so,
-    and the withdrawal does not count against the event's request (spec §9).
+    With NOT_NEEDED, the withdrawal does not count against the event's request (spec §9).
     """
     if event.status is STARTED:
         raise Refused(

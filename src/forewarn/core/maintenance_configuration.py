@@ -24,9 +24,8 @@ _MAX_NAMED_CONFIGURATIONS = 3  # more of them are counted instead of named
 class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A maintenance configuration: when the resources that it is assigned to may be maintained. Stored.
 
-    Configurations of scope Host affect only rollouts: without an approval, their events start only in the windows of
-    the VMs that they affect. Configurations of other scopes have no effect. A change also counts for scheduled events,
-    but leaves their NotBefore.
+    Configurations of scope Host affect only rollouts; those of other scopes have no effect. A change also counts for
+    scheduled events, but leaves their NotBefore.
     """
 
     id: str  # its resource id, as its creator spelled it
@@ -55,10 +54,7 @@ class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=Tr
 
 
 class AssignmentFilter(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """Which VMs of a group or subscription an assignment is for; an empty field allows all. Stored.
-
-    Names of types, groups, OS types, locations and tags are compared ignoring letter case, values of tags exactly.
-    """
+    """Which VMs of a group or subscription an assignment is for; an empty field allows all. Stored."""
 
     resource_types: tuple[str, ...] = ()  # `Microsoft.Compute/virtualMachines` or `…/virtualMachineScaleSets`
     resource_groups: tuple[str, ...] = ()  # names
@@ -68,10 +64,7 @@ class AssignmentFilter(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit
     needs_all_tags: bool = False  # a VM must match all the names in `tags`, not just one
 
     def allows(self, vm: Vm) -> bool:
-        """Return whether the filter allows this VM; an instance of a uniform set has the type of the set.
-
-        The VM must match every field that is not empty: type, resource group, OS type, location and tags.
-        """
+        """Return whether the filter allows this VM; an instance of a uniform set has the type of the set."""
         vm_type = SCALE_SET_TYPE if vm.is_uniform_instance else VM_TYPE
         values = (
             (vm_type, self.resource_types),
@@ -126,10 +119,8 @@ class ConfigurationAssignment(msgspec.Struct, frozen=True, gc=False, kw_only=Tru
 class HostConfigurations:
     """The maintenance configurations of scope Host that are assigned to anything, to be looked up by VM.
 
-    It is an index of the given configurations and assignments, and never changes. Configurations of another scope, and
-    assignments of configurations that are not among `configurations`, are ignored. The attribute `closing_times` has
-    the times (seconds since 1970, in any order) from which assigned windows are closed for good. As a truth value it is
-    False if no configuration is assigned.
+    `closing_times` has the times from which assigned windows are closed for good. False if no configuration is
+    assigned.
     """
 
     def __init__(
@@ -151,11 +142,7 @@ class HostConfigurations:
         return bool(self._by_target)
 
     def of_vm(self, vm: Vm) -> tuple[MaintenanceConfiguration, ...]:
-        """Return the maintenance configurations for this VM, each once, sorted by key; () without any.
-
-        They are assigned to the VM, its scale set, its resource group or its subscription, with a filter, if any, that
-        allows the VM. Configurations whose windows never open again are included.
-        """
+        """Return the maintenance configurations for this VM, each once, sorted by key; () without any."""
         if not self._by_target:
             return ()
         places = [vm_resource_id(vm), group_resource_id(vm.subscription_id, vm.resource_group)]
@@ -173,10 +160,7 @@ class HostConfigurations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCalendar:
-    """When events of several VMs may start together without an approval, and by whose configurations.
-
-    The VMs may be in several scopes. `TargetWindows.calendar_for` makes it.
-    """
+    """When events of several VMs may start together without an approval, and by whose configurations."""
 
     common: MaintenanceCalendar | None  # for all of them, without names in `source`; None: at any time
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # scope id → key → name of its configurations
@@ -184,8 +168,7 @@ class GroupCalendar:
     def for_scope(self, scope_id: str) -> MaintenanceCalendar | None:
         """Return the calendar for the events of one scope; None: they may start at any time.
 
-        The windows are those of the whole group. The calendar's `source` names only the configurations of VMs in that
-        scope, because the scope's users read it; that VMs of other scopes have some is said without names.
+        The calendar's `source` names only the configurations of VMs in that scope, because the scope's users read it.
         """
         if self.common is None or not self.names:
             return self.common
@@ -202,8 +185,8 @@ class GroupCalendar:
 class TargetWindows:
     """Says when events of VMs may start, by the maintenance configurations that are assigned to the VMs.
 
-    `configurations` are the ones assigned now; `at` is the lab time at which the notice of the events ends, so the
-    earliest start. Results are cached in the instance, so make a new one when either changes.
+    `at` is the lab time at which the notice of the events ends. Results are cached in the instance, so make a new one
+    when either changes.
     """
 
     def __init__(self, configurations: HostConfigurations, at: float) -> None:
@@ -215,10 +198,9 @@ class TargetWindows:
     def calendar_for(self, vms: Iterable[Vm], own: MaintenanceCalendar | None) -> GroupCalendar:
         """Return when events of these VMs may start together without an approval.
 
-        `own` is the calendar of the rollout; None: at any time. A VM with configurations has the windows of those that
-        open after the end of the notice, if any, instead of the rollout's windows; the rollout's blackout dates and
-        deadline still hold for it. The windows of several VMs must be open at the same time, which may never happen:
-        `can_start` says whether it can.
+        A VM with configurations has their windows instead of the rollout's; the rollout's blackout dates and deadline
+        still hold for it. The windows of several VMs must be open at the same time, which may never happen: `can_start`
+        says whether it can.
         """
         sets: set[tuple[MaintenanceWindow, ...]] = set()
         names: defaultdict[str, dict[str, str]] = defaultdict(dict)
@@ -247,10 +229,7 @@ class TargetWindows:
         return self._openings[configuration.key]
 
     def can_start(self, calendar: MaintenanceCalendar | None) -> bool:
-        """Return whether an event with this calendar could ever start without an approval after its notice.
-
-        True for None, which means at any time, and for a calendar with a deadline.
-        """
+        """Return whether an event with this calendar could ever start without an approval after its notice."""
         if calendar is None:
             return True
         if calendar not in self._starts:

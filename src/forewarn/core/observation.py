@@ -12,11 +12,7 @@ import msgspec
 
 
 class ObservedState(StrEnum):
-    """The state in which a host lists a VM: running, paused, off or changing.
-
-    Off: the host knows the VM, and it does not run. Changing: a migration, start or save is not over, or the host
-    cannot say.
-    """
+    """The state in which a host lists a VM: running, paused, off or changing."""
 
     RUNNING = "running"
     PAUSED = "paused"  # in memory, and its CPUs are stopped
@@ -25,12 +21,7 @@ class ObservedState(StrEnum):
 
 
 class StateCause(StrEnum):
-    """Why a VM is in its state, as far as its host can say it.
-
-    GUEST: the guest shut down, by itself or on request. OPERATOR: a person or program ended or paused it. CRASH: its
-    process ended unexpectedly, or its guest panicked. DISK_ERROR. WATCHDOG: the guest's watchdog stopped it. MIGRATED:
-    it has left this host. UNKNOWN: the host cannot say.
-    """
+    """Why a VM is in its state, as far as its host can say it."""
 
     UNKNOWN = "unknown"
     GUEST = "guest"  # the guest shut down, by itself or because it was asked to
@@ -50,10 +41,7 @@ class ObservedMachine(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
 
     @property
     def is_active(self) -> bool:
-        """Whether the VM is running or paused: in memory, so that it uses its disks.
-
-        False while it is off or changing.
-        """
+        """Whether the VM is running or paused: in memory, so that it uses its disks."""
         return self.state in (ObservedState.RUNNING, ObservedState.PAUSED)
 
 

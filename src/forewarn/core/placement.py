@@ -25,10 +25,8 @@ _DomainsByHost = dict[str, set[int]]  # the update domains of one scope on each 
 class HostAllocator:
     """Chooses hosts for many VMs, one after another, and counts the VMs on each healthy host.
 
-    Only healthy hosts in the location and zone of a VM that are not confirmed down are possible. The one with the
-    fewest VMs wins; among equals, the first by name. A host with another update domain of the VM's scope is the last
-    choice. `placed_vms` count on their hosts from the beginning; `choose_host` chooses, and `assign` counts. Nothing is
-    stored. Counts only grow; an outdated heap entry is put back with its new count when it reaches the top.
+    The host with the fewest VMs wins; among equals, the first by name. A host with another update domain of the VM's
+    scope is the last choice. `choose_host` chooses, and `assign` counts.
     """
 
     def __init__(self, hosts: Iterable[Host], placed_vms: Iterable[Vm] = ()) -> None:
@@ -47,12 +45,7 @@ class HostAllocator:
             self.assign(vm, vm.host)
 
     def choose_host(self, vm: Vm) -> str | None:
-        """Return the name of the best host for the VM; None if none of its location and zone is possible.
-
-        A healthy host that is not confirmed down is possible. The best is the one with the fewest VMs, of several the
-        first by name; one with another update domain of the VM's scope only if there is no other. It may be the host
-        that the VM is on. The VM does not count there until `assign` is called.
-        """
+        """Return the name of the best host for the VM; None if none of its location and zone is possible."""
         heap = self._heaps.get((vm.location, vm.zone))
         if not heap:
             return None
@@ -64,10 +57,7 @@ class HostAllocator:
         return (own or free or self._least_loaded(heap))[1]
 
     def assign(self, vm: Vm, host: str) -> None:
-        """Count the VM, once per call, on the host with this name; ignored if no VM can come to that host.
-
-        That is a host that is unknown, not healthy or confirmed down.
-        """
+        """Count the VM, once per call, on the host with this name; ignored if no VM can come to that host."""
         place = self._locations.get(host)
         if place is None:
             return
@@ -119,10 +109,7 @@ def _has_own_scope(vm: Vm) -> bool:
 
 
 class HostOccupancy(Protocol):
-    """Which VMs and which maintenance each host has: what `choose_destination` must know of the fleet.
-
-    An implementation is given hosts by their exact name; an unknown one has no VMs and no maintenance.
-    """
+    """Which VMs and which maintenance each host has: what `choose_destination` must know of the fleet."""
 
     def has_announced_work(self, host: str) -> bool:
         """Return whether planned maintenance of the host is scheduled or started; False if it is unknown."""
@@ -133,15 +120,11 @@ class HostOccupancy(Protocol):
     def domains_on(self, host: str, scope_id: str) -> Collection[Domains]:
         """Return (update domain, fault domain) of the scope's VMs on the host or moving to it, each pair once.
 
-        Empty if the host is unknown. A scope of a single VM may be left out, because no other VM of it can be on a
-        host. The collection may be live: later commits may change it.
+        A scope of a single VM may be left out. The collection may be live: later commits may change it.
         """
 
     def arriving_vms(self, host: str) -> Iterable[tuple[str, str]]:
-        """Return (name, size) of each VM that is being moved to the host and is not there yet.
-
-        A size is a name such as Standard_D2s_v5. Empty if the host is unknown.
-        """
+        """Return (name, size) of each VM that is being moved to the host and is not there yet."""
 
 
 class DestinationHints(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -158,10 +141,7 @@ class DestinationHints(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     unreachable: frozenset[str] = frozenset()  # ids of hosts that do not answer
 
     def needed_mib(self, name: str, size: str) -> int:
-        """Return the memory in MiB that a VM of this name and size needs; 0 if it is not known.
-
-        It is that of the name in `vm_mib`, else that of the size in `size_mib`.
-        """
+        """Return the memory in MiB that a VM of this name and size needs; 0 if it is not known."""
         return self.vm_mib.get(name, self.size_mib.get(size, 0))
 
 
@@ -178,16 +158,14 @@ def choose_destination(
 ) -> str | None:
     """Return the name of the host that a VM moves to (spec §6.4); None if no host is possible.
 
-    The possible hosts are healthy, not confirmed down, in the VM's location and zone, and not the one it is on (a
-    deallocated VM is on none). With `is_live` the VM is migrated with its memory, so hosts that cannot run its CPU,
-    according to `hints`, are not possible.
+    The possible hosts are healthy, not confirmed down, in the VM's location and zone, and not the one it is on. With
+    `is_live`, hosts that cannot run its CPU are not possible.
 
-    Of the possible hosts it prefers those that answer; then those with enough free memory, if `hints` know it; then
-    hosts without announced maintenance, which would soon affect the VM again; then hosts without another update domain
-    of the VM's scope, so that later work on a host stays within one update domain; then hosts without another fault
-    domain of the scope. Of these it takes the host with the most free memory, if that is known of all possible ones,
-    else with the fewest VMs; then the first by name. `occupancy` knows the VMs and the maintenance of the hosts. Only
-    chooses: nothing is reserved.
+    Of the possible hosts it prefers those that answer; then those with enough free memory; then hosts without announced
+    maintenance, which would soon affect the VM again; then hosts without another update domain of the VM's scope, so
+    that later work on a host stays within one update domain; then hosts without another fault domain. Of these it takes
+    the host with the most free memory, if that is known of all possible ones, else with the fewest VMs; then the first
+    by name. Nothing is reserved.
     """
     unfit = {name.casefold() for name in hints.incompatible.get(vm.name, ())} if is_live else ()
     possible = {host.name: host.id for host in hosts if is_destination(host, vm) and host.id not in unfit}
@@ -219,28 +197,19 @@ def _needed_mib(host: str, vm: Vm, occupancy: HostOccupancy, hints: DestinationH
 
 
 def no_destination_problem(vm: Vm, hosts: Iterable[Host]) -> str:
-    """Return for people why `choose_destination` found no host: none is possible, or none runs its CPU.
-
-    Call it only then, with the same VM and hosts; it does not choose again.
-    """
+    """Return for people why `choose_destination` found no host: none is possible, or none runs its CPU."""
     if any(is_destination(host, vm) for host in hosts):
         return f"no healthy host in {vm.location} has a CPU that it can be migrated to live: redeploy it instead"
     return f"no healthy host to move to in {vm.location}"
 
 
 def is_destination(host: Host, vm: Vm) -> bool:
-    """Return whether the VM can move to the host: healthy, of its location and zone, and not its own.
-
-    A host that is confirmed down is no destination, either (`Host.can_take_vms`).
-    """
+    """Return whether the VM can move to the host: healthy, of its location and zone, and not its own."""
     return host.can_take_vms and host.name != vm.host and host.location == vm.location and host.zone == vm.zone
 
 
 def require_destination(vm: Vm, hosts: Iterable[Host]) -> None:
-    """Raise Refused if the VM can move to none of these hosts, else do nothing.
-
-    It can move to a healthy host of its location and zone that is not its own, nor confirmed down.
-    """
+    """Raise Refused if the VM can move to none of these hosts, else do nothing."""
     if not any(is_destination(host, vm) for host in hosts):
         where = f"location {vm.location!r}" + (f", zone {vm.zone!r}" if vm.zone else "")
         besides = f" besides {vm.host!r}" if vm.host else ""

@@ -60,12 +60,8 @@ def plan_events_for_vms(
 ) -> tuple[PlannedEvent, ...]:
     """Return one planned event per VM, in the order of `vms`, for an operation that a request asks for.
 
-    `new_id` makes the ids of the events; `host` is the name of the host that the request is about, if any. Nothing is
-    published: `apply_planned_event` does that. Each event gets the notice of the request, else the minimum of its cause
-    or, for a delete or an announced reimage, the VM's setting. If the request has a notice or `short_notice`, raises
-    Rejected if the notice is below the minimum without `short_notice`, or if the operation never gives notice, and
-    Refused if a VM to be deleted has no terminate notification. Raises KeyError for an operation that is not in
-    OPERATION_CAUSES, such as a rollout.
+    Each event gets the notice of the request, else the minimum of its cause or, for a delete or an announced reimage,
+    the VM's setting. Nothing is published: `apply_planned_event` does that.
     """
     operation_cause = OPERATION_CAUSES[request.ask]
     return tuple(
@@ -90,13 +86,7 @@ def _cause_for_vm(cause: Cause, vm: Vm) -> Cause:
 
 
 def _notice_seconds(request: MaintenanceRequest, cause: Cause, vm: Vm) -> float:
-    """Return the notice that this VM gets in seconds: the requested one, else the minimum (spec §6.3).
-
-    The minimum of a Terminate or an announced reimage is the VM's setting, 0 without one; of others, that of the rules.
-    With `short_notice` it is what was requested, even 0. Otherwise Rejected if it is shorter than the minimum. With a
-    notice or `short_notice` in the request, Rejected if the operation gives no notice, Refused if the VM has no
-    terminate notification to give.
-    """
+    """Return the notice that this VM gets in seconds: the requested one, else the minimum (spec §6.3)."""
     rules = CAUSE_RULES[cause]
     minimum = vm.terminate_notice_min * 60 if rules.kind is Kind.TERMINATE else rules.minimum_notice_s
     if cause is Cause.ANNOUNCED_REIMAGE:
@@ -114,12 +104,7 @@ def _notice_seconds(request: MaintenanceRequest, cause: Cause, vm: Vm) -> float:
 
 
 def allowed_notice(rules: CauseRules, minimum_s: float, *, notice_s: float, short_notice: bool) -> float:
-    """Return the notice to give in seconds: the requested one, else the minimum (spec §6.3).
-
-    `notice_s` is the requested notice, 0 for none; a negative one is not checked. With `short_notice` the result is
-    `notice_s`, even 0. Otherwise raises Rejected if it is above 0 and shorter than `minimum_s`; `rules` only name the
-    event type in that message.
-    """
+    """Return the notice to give in seconds: the requested one, else the minimum (spec §6.3)."""
     if short_notice:
         return notice_s
     if 0 < notice_s < minimum_s:
@@ -133,18 +118,15 @@ def allowed_notice(rules: CauseRules, minimum_s: float, *, notice_s: float, shor
 
 
 def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> Scope:
-    """Return the scope with the planned event published, started or performed at once. Stores nothing.
+    """Return the scope with the planned event published, started or performed at once.
 
     It starts, without notice, if its cause is a failed host, a policy approves it or a fault says so; it is performed
-    at once if no document would show it; else it is published. A policy may exclude what stops the last running VM of
-    the scope (`Vm.approves_all_down`). An event that a policy approves is only published, approved, while its VM is
-    being moved. A failed host also ends acts in progress on its VMs.
+    at once if no document would show it; else it is published. An event that a policy approves is only published,
+    approved, while its VM is being moved. A failed host also ends acts in progress on its VMs.
 
     Pending events that it replaces are withdrawn. VMs are left out if they are gone, have left the host that it is
     about, or (unless it crosses update domains) are now in a different update domain from the first remaining VM. A
-    scope that has the event already is returned unchanged. Raises Refused if no VM is left, if their state or another
-    operation on them forbids it, if the scope has too many user operations scheduled, or if it is a rebalance
-    recommendation and `context.policy` has these switched off.
+    scope that has the event already is returned unchanged.
     """
     if scope.event(planned.event_id) is not None:
         return scope
@@ -179,9 +161,7 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
 def may_start_at_once(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> bool:
     """Return whether `apply_planned_event` could start this event at once, so that VMs may move.
 
-    It could if its cause is a failed host, if no document would show the event, if a policy approves it for one of its
-    VMs, or if any fault on events is active. False means that the event would only be published. True does not mean
-    that it will start, and errors that applying it would raise are not considered. Changes nothing.
+    False means that the event would only be published. True does not mean that it will start.
     """
     rules = CAUSE_RULES[planned.cause]
     if context.faults or planned.cause is Cause.HOST_FAILED or rules.kind is None:
@@ -193,10 +173,7 @@ def may_start_at_once(scope: Scope, planned: PlannedEvent, context: DecisionCont
 
 
 def _is_concerned(scope: Scope, vm: Vm, planned: PlannedEvent, context: DecisionContext) -> bool:
-    """Return whether the VM is where the work is, or is being moved there (spec §6.4).
-
-    For a failed host, `needs_recovery` decides.
-    """
+    """Return whether the VM is where the work is, or is being moved there (spec §6.4)."""
     if planned.cause is Cause.HOST_FAILED and planned.host:
         return needs_recovery(scope, vm, planned.host, context.failed_hosts)
     return is_concerned(scope, vm, CAUSE_RULES[planned.cause], planned.host)
@@ -299,10 +276,7 @@ def _is_preapproved(cause: Cause, vms: list[Vm]) -> bool:
 
 
 def _stops_last_vm(scope: Scope, vms: list[Vm]) -> bool:
-    """Return whether no other VM of the scope would run while these are down (spec §14.2).
-
-    A VM runs if its power state says so and no started event with an impact on it is in progress.
-    """
+    """Return whether no other VM of the scope would run while these are down (spec §14.2)."""
     down = {vm.key for vm in vms}
     down.update(act.vm for event in scope.live_events(EventState.STARTED) for act in event.unfinished_acts)
     return all(vm.key in down for vm in scope.present_vms if vm.power is PowerState.RUNNING)
@@ -357,11 +331,7 @@ def _require_applicable(vm: Vm, cause: Cause) -> None:
 
 
 def is_applicable(vm: Vm, cause: Cause) -> bool:
-    """Return whether the VM's priority and power state allow this cause; its events are not considered.
-
-    Only Spot VMs can be evicted or get a rebalance recommendation, a running VM cannot be started, a stopped one not
-    restarted by a user, and a deallocated one only started, deleted, deallocated or reapplied.
-    """
+    """Return whether the VM's priority and power state allow this cause; its events are not considered."""
     try:
         _require_applicable(vm, cause)
     except Refused:
@@ -373,11 +343,7 @@ _ALLOWED_WHEN_DEALLOCATED = frozenset({Cause.USER_DELETE, Cause.SCALE_IN, Cause.
 
 
 def pending_platform_events(scope: Scope, name: str) -> tuple[Event, ...]:
-    """Return the scheduled events of planned platform maintenance that list a VM, oldest first.
-
-    The user of the VM may start them now (spec §6.4); events approved already are included. The letter case of `name`
-    does not matter. Raises Refused if there is no such event or no such VM.
-    """
+    """Return the scheduled events of planned platform maintenance that list a VM, oldest first."""
     wanted = name.casefold()
     pending = tuple(
         event

@@ -27,11 +27,7 @@ def document_for(scope: Scope) -> wire.Document:
 
 
 def wire_notice(event: Event) -> wire.EventNotice:
-    """Return a live event as documents show it, without NotBefore once it has started.
-
-    The description says so if the event may start outside of its maintenance windows. The cause of the event must have
-    an event type: other events are never listed.
-    """
+    """Return a live event as documents show it, without NotBefore once it has started."""
     rules = event.rules
     assert rules.kind is not None
     started = event.status is EventState.STARTED
@@ -48,12 +44,7 @@ def wire_notice(event: Event) -> wire.EventNotice:
 
 
 def instance_facts(vm: Vm) -> InstanceFacts:
-    """Return what the instance metadata endpoint tells a VM about itself.
-
-    The resource id of its scale set is given only if that is flexible, priority and eviction policy only for a Spot VM;
-    otherwise they are "". Without a hostname of its own the VM's name is used, without an address its lab address. The
-    MAC address is derived from its vm_id.
-    """
+    """Return what the instance metadata endpoint tells a VM about itself."""
     spot = vm.priority is Priority.SPOT
     return InstanceFacts(
         name=vm.name,

@@ -24,13 +24,12 @@ PLATFORM_ACTOR = "platform"  # who history entries name when the service itself 
 
 
 def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
-    """Return the scope after all that is due now: disabling, failed acts, withdrawals, ends, starts.
+    """Return the scope after all that is due now; the same object if nothing is due.
 
     An idle scope is disabled; acts that need a failed host end as failed; events that affect no VM any more, and
     recommendations after ten minutes, are withdrawn; events whose outcomes are all known end after their settling time;
-    and scheduled events that wait for nothing start. This is repeated in this order until nothing is due. Returns the
-    same object if nothing is due. Acts of events that start are made, but not performed (`record_act_outcome` takes
-    their outcomes), and nothing is stored. `wakes_at` stays as it is.
+    and scheduled events that wait for nothing start. This is repeated in this order until nothing is due. Acts of
+    events that start are made, but not performed.
     """
     while True:
         reconciled = disable_scope_if_idle(scope, context.policy, context.now)
@@ -50,8 +49,7 @@ def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
 def next_wake_at(scope: Scope, context: DecisionContext) -> float | None:
     """Return the lab time at which something in this scope is due next; it may be now or in the past.
 
-    `reconcile_scope` should run at that time. Returns None if nothing is due until a change, such as a request, an
-    approval or an outcome. Changes nothing: `with_next_wake` sets the time in the scope.
+    None if nothing is due until a change, such as a request, an approval or an outcome.
     """
     due_times = [at for at in _due_times(scope, context) if at is not None]
     return min(due_times, default=None)
@@ -60,10 +58,8 @@ def next_wake_at(scope: Scope, context: DecisionContext) -> float | None:
 def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome, failed_hosts: Set[str] = frozenset()) -> Scope:
     """Return the scope with the outcome of an act, and with its VM changed if the act succeeded.
 
-    The VM stays as it is if it has been removed, or deallocated so that the verb is no longer possible; the outcome is
-    recorded all the same, with a history entry. After a failure only the VM's `seen`, if it has one, is marked as
-    uncertain. A second outcome of the same act, or one for an event that the scope does not have, returns the same
-    scope. Whether the act's destination has failed meanwhile is not checked: see `outcome_on_failed_host`.
+    The VM stays as it is if it has been removed, or deallocated so that the verb is no longer possible. Whether the
+    act's destination has failed meanwhile is not checked: see `outcome_on_failed_host`.
     """
     event = scope.event(act.event_id)
     if event is None or all(unfinished.id != act.id for unfinished in event.unfinished_acts):
@@ -80,8 +76,7 @@ def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome, failed_hosts
 def _start_event(scope: Scope, event: Event, context: DecisionContext) -> Scope:
     """Return the scope with a scheduled event started for its affected VMs (spec §4.2).
 
-    The history says which of its VMs are skipped. It is withdrawn instead if no VM is left, or by a fault. Refused if
-    it is not scheduled. Does not check what it waits for: see `release.start_wait`.
+    It is withdrawn instead if no VM is left, or by a fault.
     """
     if context.faults and (without_it := fault_effects.withdraw_after_approval(scope, event, context)) is not None:
         return without_it
@@ -183,8 +178,5 @@ def _due_times(scope: Scope, context: DecisionContext) -> Iterator[float | None]
 
 
 def with_next_wake(scope: Scope, context: DecisionContext) -> Scope:
-    """Return the scope with `wakes_at` set, ready to be committed: when something in it is due next.
-
-    That is lab time, maybe in the past, or None if nothing is due by time alone.
-    """
+    """Return the scope with `wakes_at` set, ready to be committed: when something in it is due next."""
     return replace(scope, wakes_at=next_wake_at(scope, context))

@@ -71,8 +71,7 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
 def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) -> bool:
     """Return whether a scheduled event waits for nothing, or only for its gate.
 
-    A gate starts the events of one host together, once this is true of all of them. Terminates and events without
-    impact have no gate, so what only they wait for is not checked.
+    Terminates and events without impact have no gate, so what only they wait for is not checked.
     """
     return (
         _notice_wait(event, context) is None
@@ -86,12 +85,7 @@ def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) ->
 
 
 def describe_gate_wait(event: Event, unready: Sequence[Event]) -> StartWait:
-    """Return the wait of `event` for its gate, with the names of the VMs of the events `unready`.
-
-    A gate starts the events of one host together; `unready` are those of them that are not ready. Without any, the text
-    has no names; of many VMs, the first four are named and the rest counted. For operators only: it names VMs of other
-    scopes. Does not check whether the gate is released.
-    """
+    """Return the wait of `event` for its gate. For operators only: it names VMs of other scopes."""
     names = list(dict.fromkeys(name for other in unready for name in other.vms))
     if not names:
         return _closed_gate_wait(event)
@@ -159,8 +153,7 @@ def _grace_wait(event: Event, context: DecisionContext) -> StartWait | None:
 def _silence_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
     """If the node of a VM's host was silent at the end of the notice, the VM gets some time to poll.
 
-    The event starts when the node was back for the grace period, but at the latest MAX_SILENCE_S after NotBefore. While
-    the node is silent, `until` is when to look again.
+    The event starts when the node was back for the grace period, but at the latest MAX_SILENCE_S after NotBefore.
     """
     if not context.host_silences or event.approved_at is not None or _is_gate_released(event, context):
         return None

@@ -23,10 +23,7 @@ KNOWN_EVENT_IDS_S = 24 * 3600.0  # after a replay, approvals of its event ids ar
 
 
 class ReplayEnding(StrEnum):
-    """How a replay ended: finished, stopped by a user, or interrupted by a real event or a removed VM.
-
-    The values are stored.
-    """
+    """How a replay ended: finished, stopped by a user, or interrupted by a real event or a removed VM."""
 
     FINISHED = "finished"  # all loops were shown
     STOPPED = "stopped"  # by a user
@@ -34,10 +31,7 @@ class ReplayEnding(StrEnum):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of a replay, which shows a recording to the scope of one VM. Stored with its request.
-
-    A loop shows all steps of the recording once.
-    """
+    """The state of a replay, which shows a recording to the scope of one VM. A loop shows all steps once."""
 
     vm: str  # the VM's key
     name: str  # the VM's name
@@ -78,11 +72,7 @@ def next_step(replay: Replay, script: ReplayScript) -> ReplayStep:
 
 
 def advance_replay(replay: Replay, script: ReplayScript, now: float) -> Replay:
-    """Return the replay after its next step was shown: one step further, in the next loop, or finished.
-
-    The next loop begins when this one was due to end. After the last step of the last loop the replay has ended, at lab
-    time `now`. Whether the step is due is not checked, and nothing is stored.
-    """
+    """Return the replay after its next step was shown: one step further, in the next loop, or finished."""
     if replay.done + 1 < len(script.steps):
         return msgspec.structs.replace(replay, done=replay.done + 1)
     if replay.loop + 1 < replay.loops:
@@ -92,10 +82,7 @@ def advance_replay(replay: Replay, script: ReplayScript, now: float) -> Replay:
 
 
 def interruption_reason(replay: Replay, scope: Scope | None) -> str:
-    """Return why the replay must end: its VM was removed, or the scope lists an event of its own. Else "".
-
-    `scope` is the replay's scope as it is now; None: it does not exist any more, and so neither does the VM.
-    """
+    """Return why the replay must end: its VM was removed, or the scope lists an event of its own. Else ""."""
     if scope is None or all(vm.key != replay.vm for vm in scope.present_vms):
         return f"VM {replay.name} was removed"
     own = next((event for event in scope.live_events() if event.listed), None)
@@ -105,9 +92,8 @@ def interruption_reason(replay: Replay, scope: Scope | None) -> str:
 def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: Scope) -> ReplayedAnswer | None:
     """Return what polls of the scope get now because of the replay; None: the scope's own document.
 
-    It is None before the first step of a loop, after the end, and if there is an `interruption_reason`. `replay_id` is
-    the id of the replay's request, a GUID. The document has the scope's incarnation, and the notices of the last step
-    shown, with event ids and times of this loop.
+    The document has the scope's incarnation, and the notices of the last step shown, with event ids and times of this
+    loop.
     """
     if replay.ended or not replay.done or interruption_reason(replay, scope):
         return None
@@ -136,19 +122,11 @@ def _shifted_time(not_before: float | None, replay: Replay) -> float | None:
 
 
 def _replayed_event_id(replay_id: str, loop: int, event_id: str) -> str:
-    """Return the GUID that VMs see for a recorded event: the same within a loop, another in every loop.
-
-    `replay_id`, the id of the request, must be a GUID.
-    """
     return str(uuid.uuid5(uuid.UUID(replay_id), f"{loop}/{event_id}")).upper()
 
 
 def shown_event_ids(replay: Replay, script: ReplayScript, replay_id: str, *, only_now: bool = False) -> Iterator[str]:
-    """Yield the ids of the replayed events that VMs were shown so far, in no particular order, each once.
-
-    Each loop shows the recorded events with new ids (GUIDs in upper case). With `only_now`, only those of the current
-    loop are yielded. `replay_id`, the id of the replay's request, must be a GUID.
-    """
+    """Yield the ids of the replayed events that VMs were shown so far, in no particular order, each once."""
     for loop in range(replay.loop if only_now else 0, replay.loop + 1):
         steps = script.steps if loop < replay.loop else script.steps[: replay.done]
         for event_id in {notice.id for step in steps for notice in step.notices}:
@@ -156,11 +134,7 @@ def shown_event_ids(replay: Replay, script: ReplayScript, replay_id: str, *, onl
 
 
 def describe_step(step: ReplayStep) -> str:
-    """Return a step in words, for the history: `Freeze of web scheduled`, `no events`, `status 503`.
-
-    A step without an answer is `connections reset`; a status without a body is `status 503 with an empty body`. Of many
-    events, the first three are described, the rest counted.
-    """
+    """Return a step in words, for the history: `Freeze of web scheduled`, `no events`, `status 503`."""
     if step.instead is not None:
         return _describe_substitute(step.instead)
     if not step.notices:

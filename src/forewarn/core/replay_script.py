@@ -41,10 +41,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class UploadedRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recording as a client uploads it for a replay: the answers that one VM got.
-
-    There are 1 to 100,000 answers. `build_replay_script` turns it into what a replay shows.
-    """
+    """A recording as a client uploads it for a replay: the answers that one VM got."""
 
     vm: Name  # the name of the VM it was made in; "": not known
     api_version: Name  # of the recorded polls
@@ -64,10 +61,7 @@ class SubstituteAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class ReplayStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What polls get from `at_s` on until the next step: a list of event notices, or the answer `instead`.
-
-    A replay shows it in every loop, with new event ids and times.
-    """
+    """What polls get from `at_s` on until the next step: a list of event notices, or the answer `instead`."""
 
     at_s: float  # seconds since the start of the loop, at the recorded speed
     notices: tuple[wire.EventNotice, ...] = ()  # NotBefore counts like `at_s`; with `instead`, as in the step before
@@ -89,12 +83,8 @@ class ReplayScript(msgspec.Struct, frozen=True, kw_only=True):
 def build_replay_script(recording: UploadedRecording, *, name: str, names: Mapping[str, str]) -> ReplayScript:
     """Return the script that replays a recording in the VM called `name`: one step per answer, and an end.
 
-    The last step lists no events, and is at least one second after the start. An answer that is not a usable document
-    is replayed as it is, a broken connection as a reset. `names` maps recorded VM names, ignoring letter case, to those
-    of the lab; without an entry the recorded VM itself becomes `name`, and others keep theirs. Raises Rejected if the
-    api-version is unknown, if an answer has a status below 200 or one that does not exist, if a document has an event
-    type or status that does not exist, or if a name in `names` is neither the recorded VM nor in a recorded event. Does
-    not check that the lab has these VMs.
+    An answer that is not a usable document is replayed as it is, a broken connection as a reset. `names` maps recorded
+    VM names to those of the lab; without an entry the recorded VM itself becomes `name`, and others keep theirs.
     """
     if recording.api_version not in ALL_VERSIONS:
         raise Rejected(

@@ -17,12 +17,7 @@ from forewarn.core.windows import MaintenanceCalendar
 
 
 class RequestedOperation(StrEnum):
-    """What a maintenance request asks for. The values are stored, and users type them.
-
-    Of VMs: restart, redeploy (boot on another host), evict or recommend-rebalance (Spot VMs), delete, scale-in, power
-    off, start, deallocate, reapply, reimage, or perform-maintenance, which approves their pending platform maintenance.
-    Of hosts: degrade (predicted to fail) or fail. Also a rollout, and a replay of a recording.
-    """
+    """What a maintenance request asks for. The values are stored, and users type them."""
 
     RESTART = "restart"
     REDEPLOY = "redeploy"  # boot the VM on another host
@@ -43,10 +38,7 @@ class RequestedOperation(StrEnum):
 
 
 class RolloutImpact(StrEnum):
-    """What a rollout does to its VMs: update (of the host, which freezes them), migrate (live) or reboot.
-
-    The values are stored, and users type them.
-    """
+    """What a rollout does to its VMs: update (of the host, which freezes them), migrate (live) or reboot."""
 
     UPDATE = "update"  # of the host, which freezes them
     MIGRATE = "migrate"  # live, to other hosts
@@ -67,9 +59,7 @@ ROLLOUT_CAUSES = frozenset(IMPACT_CAUSES.values())
 class RolloutState(StrEnum):
     """The state of a rollout: running, paused, stopped (by itself), aborted (by a user) or completed.
 
-    A rollout paused by a user or a health check publishes nothing until it is resumed, but may stop or complete. It
-    stops if too many VMs failed or no maintenance window is left. It is completed when no VM is left and all events are
-    over.
+    A paused rollout publishes nothing until it is resumed, but may stop or complete.
     """
 
     RUNNING = "running"
@@ -125,8 +115,8 @@ class BegunWave(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
 class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Platform maintenance of some VMs, wave by wave, and update domain by update domain.
 
-    Exactly one of `hosts`, `scope_id`, `tag`, `location` and `everything` is set. Stored as part of its request. The
-    reconciler changes `progress` and what follows; users pause, resume and abort it.
+    Exactly one of `hosts`, `scope_id`, `tag`, `location` and `everything` is set. The reconciler changes `progress` and
+    what follows.
     """
 
     impact: RolloutImpact
@@ -158,10 +148,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
     @property
     def has_paused_itself(self) -> bool:
-        """Whether a health check paused the rollout; then its events that have not started are withdrawn.
-
-        False if it is not paused, or if a user paused it.
-        """
+        """Whether a health check paused the rollout; then its events that have not started are withdrawn."""
         return self.progress is RolloutState.PAUSED and bool(self.why)
 
     @property
@@ -171,10 +158,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
 
 class RolloutHold(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A hold, which keeps all rollouts from publishing and starting events (spec §13.5). Stored.
-
-    There is at most one. It lasts until somebody lifts it.
-    """
+    """A hold, which keeps all rollouts from publishing and starting events (spec §13.5). Stored."""
 
     reason: str  # for people
     who: str  # the name of who set it
@@ -185,8 +169,7 @@ class RolloutHold(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One request for maintenance, as it was accepted. Stored before it is answered.
 
-    Later only its `rollout` or `replay` (and `version`) changes; the progress of other requests follows from their
-    events.
+    Later only its `rollout` or `replay` changes; the progress of other requests follows from their events.
     """
 
     id: str  # GUID, lower case
@@ -206,11 +189,7 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
 
     @property
     def is_open(self) -> bool:
-        """Whether the reconciler must still work on the request itself.
-
-        It must for a replay that has not ended and a rollout that is not closed; False for any other request, even if
-        its events are not over.
-        """
+        """Whether the reconciler must still work on the request itself."""
         if self.replay is not None:
             return self.replay.ended is None
         return self.rollout is not None and not self.rollout.closed
@@ -219,9 +198,8 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
 class RequestKey(msgspec.Struct, frozen=True, kw_only=True):
     """An idempotency key of a caller for one call, so that a repeated call leads to the same request.
 
-    It has the id of the request, and the digest of what the call asks for. Two calls with the same id ask for one
-    request; if their digests differ, one of them is a mistake, and the later call is Rejected. `make_request_key` makes
-    it. A key is known as long as its request is stored.
+    Two calls with the same id ask for one request; if their digests differ, one of them is a mistake, and the later
+    call is Rejected. A key is known as long as its request is stored.
     """
 
     request_id: str  # GUID, lower case, which follows from the caller and the key
@@ -230,10 +208,7 @@ class RequestKey(msgspec.Struct, frozen=True, kw_only=True):
     lifetime_s: float | None = None  # seconds of real time after which the key means another request; None: never
 
     def has_expired(self, called_at: float) -> bool:
-        """Return whether an earlier call with this key, at `called_at`, is too old to be the same request.
-
-        `called_at` is real time in seconds since 1970. Always False if `lifetime_s` is None.
-        """
+        """Return whether an earlier call with this key, at `called_at`, is too old to be the same request."""
         return self.lifetime_s is not None and self.at - called_at > self.lifetime_s
 
 
@@ -245,10 +220,7 @@ def with_request_key(request: MaintenanceRequest, key: RequestKey | None) -> Mai
 
 
 class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """An event that a request will publish in one scope: decided, but not yet applied to the scope.
-
-    `apply_planned_event` turns it into an event; planned events of requests are stored until then.
-    """
+    """An event that a request will publish in one scope: decided, but not yet applied to the scope."""
 
     event_id: str  # the id that the event will have: GUID, upper case
     request_id: str  # of the request, or the id of the fault that makes it

@@ -24,27 +24,20 @@ def make_request_key(
 ) -> RequestKey:
     """Return the request key of a call by `caller` (the id of a principal), who gave it the text `key`.
 
-    The request id follows from caller and key alone. `call` is what the call asks for, with values that can be encoded
-    as JSON; the order of its members does not matter, and only the digest depends on it. `at` is the real time of the
-    call in seconds since 1970; after `lifetime_s` seconds the key is free again (None: never). Nothing is stored.
+    The request id follows from caller and key alone; only the digest depends on `call`. `at` is real time; after
+    `lifetime_s` seconds the key is free again (None: never).
     """
     digest = hashlib.sha256(msgspec.json.encode(call, order="deterministic")).hexdigest()
     return RequestKey(request_id=_derived_guid(caller, key), digest=digest, at=at, lifetime_s=lifetime_s)
 
 
 def next_request_key(key: RequestKey) -> RequestKey:
-    """Return the same key with the next request id, for a new call after the old request has expired.
-
-    The new id follows from the old one, so that each call finds the same sequence of ids.
-    """
+    """Return the same key with the next request id, for a new call after the old request has expired."""
     return replace(key, request_id=_derived_guid(key.request_id))
 
 
 def canonical_body(body: bytes) -> Any:
-    """Return the decoded JSON of a request body, so that blanks do not matter; {} for an empty body.
-
-    If the body is not valid JSON, its SHA-256 in hexadecimal is returned; nothing is raised.
-    """
+    """Return the decoded JSON of a request body, so that blanks do not matter; {} for an empty body."""
     try:
         return msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -16,11 +16,7 @@ _HOST_WORK = frozenset({RequestedOperation.ROLLOUT, RequestedOperation.DEGRADE, 
 
 
 class RequestState(StrEnum):
-    """The state of a request (spec §9). `request_state` computes it, and says when which applies.
-
-    IN_PROGRESS (`in progress`), SUCCEEDED (`succeeded`), FAILED (`failed`) and CANCELED (`canceled`). Our API shows
-    these values; Azure's API has words of its own.
-    """
+    """The state of a request (spec §9). `request_state` computes it, and says when which applies."""
 
     IN_PROGRESS = "in progress"  # an event of it is planned or not over (or one that it approved), or it is open
     SUCCEEDED = "succeeded"  # nothing failed, and something was done or nothing was needed; or its replay finished
@@ -31,11 +27,10 @@ class RequestState(StrEnum):
 def request_state(request: MaintenanceRequest, events: Sequence[Event], *, planned: int, skipped: bool) -> RequestState:
     """Return the state of a request; `events` are all events that it published or approved.
 
-    `planned` counts the events that it has yet to publish. When nothing is planned, live or open: FAILED if an event
-    failed, CANCELED if some were withdrawn and none finished, else SUCCEEDED. `skipped`: part of it became impossible
-    before its event was published. That counts as a withdrawal, but as not needed for work on a host, which the VM has
-    left (spec §6.4). A rollout is judged by its tally, if it has one, where VMs that still wait count as withdrawn; a
-    replay succeeded if it finished, else it is canceled.
+    When nothing is planned, live or open: FAILED if an event failed, CANCELED if some were withdrawn and none finished,
+    else SUCCEEDED. `skipped`: part of it became impossible before its event was published. That counts as a withdrawal,
+    but as not needed for work on a host, which the VM has left (spec §6.4). A rollout is judged by its tally, where VMs
+    that still wait count as withdrawn.
     """
     if planned or request.is_open or any(event.is_live for event in events):
         return RequestState.IN_PROGRESS

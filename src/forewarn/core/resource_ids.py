@@ -20,11 +20,7 @@ _RESOURCE_ID_PATTERN = re.compile(
 
 
 def vm_resource_id(vm: Vm) -> str:
-    """Return the Azure resource id of a VM: below its scale set or cloud service if it is in one.
-
-    An instance of a scale set has its instance id there instead of its name. A VM of a flexible scale set has the id
-    of a VM in no set.
-    """
+    """Return the Azure resource id of a VM: below its scale set or cloud service if it is in one."""
     group = group_resource_id(vm.subscription_id, vm.resource_group)
     if vm.cloud_service:
         return f"{group}/{_PROVIDER}/cloudServices/{vm.cloud_service}/roleInstances/{vm.name}"
@@ -52,11 +48,7 @@ def availability_set_resource_id(vm: Vm) -> str:
 
 
 def scale_set_instance_id(vm: Vm) -> str:
-    """Return the id of an instance within its scale set: `3` for the VM `workers_3` of the set `workers`.
-
-    For a VM whose name does not begin with the set's name and `_`, and always in a flexible scale set, it is the whole
-    name.
-    """
+    """Return the id of an instance within its scale set: `3` for the VM `workers_3` of the set `workers`."""
     if vm.is_flexible:
         return vm.name
     start = f"{vm.scale_set}_"
@@ -65,10 +57,7 @@ def scale_set_instance_id(vm: Vm) -> str:
 
 
 def is_within_resource(over: str, resource: str) -> bool:
-    """Return whether the resource id `resource` is `over` or below it, ignoring letter case as Azure does.
-
-    Every resource is below ROOT_RESOURCE (`/`).
-    """
+    """Return whether the resource id `resource` is `over` or below it, ignoring letter case as Azure does."""
     if over == ROOT_RESOURCE:
         return True
     above, below = over.casefold(), resource.casefold()
@@ -76,12 +65,7 @@ def is_within_resource(over: str, resource: str) -> bool:
 
 
 def parse_resource_id(text: str) -> str:
-    """Return a resource id as a user typed it, without blanks around it and slashes at its end.
-
-    Its letter case stays. `/`, which means everything, is returned as it is. Raises Rejected if it does not have the
-    form of an id that roles can be granted over: that of a subscription, resource group, VM, set, cloud service or role
-    instance. Does not check whether the resource exists.
-    """
+    """Return a resource id as a user typed it, without blanks around it and slashes at its end."""
     given = text.strip()
     if given == ROOT_RESOURCE:
         return ROOT_RESOURCE
@@ -95,10 +79,7 @@ def parse_resource_id(text: str) -> str:
 
 
 def scope_resource_id(vm: Vm) -> str:
-    """Return the Azure resource id of the VM's scope: its service, scale set, availability set or itself.
-
-    The placement groups of a uniform scale set are scopes that share its id.
-    """
+    """Return the Azure resource id of the VM's scope: its service, scale set, availability set or itself."""
     if vm.cloud_service:
         return vm_resource_id(vm).rpartition("/roleInstances/")[0]
     if vm.scale_set:

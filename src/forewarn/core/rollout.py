@@ -32,8 +32,7 @@ BusyDomains = dict[str, int]  # scope id → the update domain that this rollout
 class InvalidRollout(Rejected):
     """A rollout that can never work; `path` leads to the wrong value, such as `("waves", 0, "share")`.
 
-    Raised by the checks of a new rollout, before it is stored. The path has the names that a rollout file uses, so that
-    its reader can name the line.
+    The path has the names that a rollout file uses, so that its reader can name the line.
     """
 
     def __init__(self, message: str, path: tuple[str | int, ...]) -> None:
@@ -43,11 +42,7 @@ class InvalidRollout(Rejected):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
-    """The events that a rollout publishes together, and their gates, new or not yet released.
-
-    `next_batch` makes it; the caller commits it. A gate starts the events of one host together, when all of them are
-    ready.
-    """
+    """The events that a rollout publishes together, and their gates, new or not yet released. The caller commits it."""
 
     planned: tuple[PlannedEvent, ...] = ()  # (): there is nothing to publish now
     gates: tuple[Gate, ...] = ()  # at most one per host; (): this work needs none, or nothing is planned
@@ -68,18 +63,15 @@ def next_batch(
 ) -> RolloutBatch:
     """Return what a rollout publishes next: planned events, their gates, and which budgets hold VMs back.
 
-    Stores nothing. `request` must carry a rollout. `vms` are the VMs that it covers now, including those that it has
-    done; `events` and `planned` all its events so far; `new_id` makes ids of events and gates. `closed_gates` are its
-    gates that are not released, by host name: a VM that arrived on such a host starts together with the others (spec
-    §6.4). `among` are the remaining VMs of its current wave (`wave_phase`), None for all remaining ones. `budgets`
-    (None if there are none) get a reservation for each VM in the result; what does not fit is left out, and all VMs
-    that wait for one gate go together or not at all (spec §13.2). `windows` are the windows of maintenance
-    configurations (None if only the rollout's own count); VMs that could never start in them together are left out.
+    `vms` are the VMs that it covers now, including those that it has done; `events` and `planned` all its events so
+    far. `closed_gates` are its gates that are not released, by host name: a VM that arrived on such a host starts
+    together with the others (spec §6.4). `among` are the remaining VMs of its current wave, None for all remaining
+    ones. `budgets` get a reservation for each VM in the result; what does not fit is left out, and all VMs that wait
+    for one gate go together or not at all (spec §13.2). VMs that could never start together in `windows` are left out.
 
     VMs wait while another update domain of their scope has an event of the rollout that is planned or not over. Work on
     whole hosts takes, of each scope on a host, only the lowest update domain; if one scope must wait, all scopes on
-    that host do. The result is ordered by host: by the lowest update domain on it, then its name; it has no events if
-    all VMs must wait or none is left. Does not check whether the rollout is paused or has ended.
+    that host do. Does not check whether the rollout is paused or has ended.
     """
     rollout = _rollout_of(request)
     remaining = remaining_vms(rollout, vms, events, planned) if among is None else among
@@ -128,10 +120,8 @@ def remaining_vms(
 ) -> list[Vm]:
     """Return the VMs among `vms` for which the rollout has yet to plan events, in their order.
 
-    `vms` are the VMs that the rollout covers now, `events` and `planned` all its events so far. VMs that a published or
-    planned event handles (`handled_vms`) are left out, as are those whose power state does not allow the rollout's
-    work. In a rollout over hosts, an event no longer handles a VM that it did not act on when it started, such as one
-    that had left the host; so a VM that came back remains.
+    In a rollout over hosts, an event no longer handles a VM that it did not act on when it started, such as one that
+    had left the host; so a VM that came back remains.
     """
     handled = handled_vms(rollout, events, planned)
     verb = CAUSE_RULES[rollout.cause].verb
@@ -141,9 +131,8 @@ def remaining_vms(
 def handled_vms(rollout: Rollout, events: Sequence[Event], planned: Sequence[PlannedEvent]) -> set[tuple[str, str]]:
     """Return (scope id, name) of each VM that an event of the rollout handles, published or planned.
 
-    A handled VM gets no other event from the rollout. Events that are over count as well, even withdrawn ones. A VM is
-    not handled if a health check withdrew its event or, in a rollout over hosts, if its event did not act on it when it
-    started or was not needed for it, for example because the VM had left the host.
+    Events that are over count as well, even withdrawn ones. A VM is not handled if a health check withdrew its event
+    or, in a rollout over hosts, if its event did not act on it when it started or was not needed for it.
     """
     handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
     return handled | {(p.scope_id, name) for p in planned for name in p.vms}
@@ -163,11 +152,7 @@ def _rollout_of(request: MaintenanceRequest) -> Rollout:
 
 
 def hosts_in_order(vms: Iterable[Vm]) -> list[tuple[str, list[Vm]]]:
-    """Return (name of a host, its VMs) for each host that `vms` are on.
-
-    The hosts are ordered by the lowest update domain on them, then by name. The VMs of a host keep their order; VMs on
-    no host are under "".
-    """
+    """Return (name of a host, its VMs) for each host that `vms` are on."""
     by_host: dict[str, list[Vm]] = defaultdict(list)
     for vm in vms:
         by_host[vm.host].append(vm)
@@ -242,21 +227,12 @@ def _planned_events(
 
 
 def has_window_left(rollout: Rollout, at: float) -> bool:
-    """Return whether an event whose notice ends at `at` (lab time) could ever start without an approval.
-
-    That depends on the rollout's windows; those of maintenance configurations are not considered. Always True if the
-    rollout has no windows, or has a deadline.
-    """
+    """Return whether an event whose notice ends at `at` (lab time) could ever start without an approval."""
     return rollout.calendar is None or next_start(rollout.calendar, at) is not None
 
 
 def can_any_group_start(rollout: Rollout, remaining: Iterable[Vm], windows: TargetWindows) -> bool:
-    """Return whether maintenance configurations let any of the remaining VMs start without an approval.
-
-    `windows` are made for the end of their notice; VMs without configurations have the rollout's own. VMs that are
-    published together next must have a common window. In work on whole hosts these are the VMs of a host in the lowest
-    update domain of each scope there, and the others are not considered; migrated VMs go alone. False without VMs.
-    """
+    """Return whether maintenance configurations let any of the remaining VMs start without an approval."""
     return any(
         windows.can_start(windows.calendar_for(vm_group, rollout.calendar).common)
         for _, group in hosts_in_order(remaining)
@@ -265,10 +241,7 @@ def can_any_group_start(rollout: Rollout, remaining: Iterable[Vm], windows: Targ
 
 
 def require_usable_calendar(rollout: Rollout, now: float, notice_s: float) -> None:
-    """Raise InvalidRollout if the rollout's deadline is over, or no maintenance window follows the notice.
-
-    `now` is lab time, the notice in seconds. Does nothing for a rollout without windows.
-    """
+    """Raise InvalidRollout if the rollout's deadline is over, or no maintenance window follows the notice."""
     calendar = rollout.calendar
     if calendar is None:
         return
@@ -296,11 +269,9 @@ def next_rollout_state(
 ) -> RolloutState:
     """Return the next state of a rollout: stopped after `max_failures` failed VMs, completed, or as it is.
 
-    `events` are all its events that were published; `remaining` counts the `remaining_vms` and the planned events. It
-    completes, also while it is paused, when none remain and all events are over. With `max_failures` 0 failures do not
-    stop it; one that has ended stays as it is. A running one stops if its events that are not over are all scheduled,
-    without an approval and without a window left at `now` (lab time); or if all are over, VMs remain, and `has_window`
-    (`has_window_left`) is False. While its last wave settles (`is_settling`), it does not complete. Changes nothing.
+    `remaining` counts the `remaining_vms` and the planned events. It completes, even while it is paused, when none
+    remain and all events are over. A running one stops if its events that are not over are all scheduled, without an
+    approval and without a window left at `now`; or if all are over, VMs remain, and `has_window` is False.
     """
     if rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return rollout.progress
@@ -323,11 +294,7 @@ def _is_past_windows(event: Event, now: float) -> bool:
 
 
 def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: RolloutState) -> str:
-    """Return why a rollout whose state becomes `progress` stopped, or which VMs failed, for people.
-
-    `events` are all its events. Of more than four failed VMs it names three with their reasons, and counts the rest. ""
-    if it completed without failures, or neither stopped by itself nor completed.
-    """
+    """Return why a rollout whose state becomes `progress` stopped, or which VMs failed, for people."""
     failed = [act for event in events for act in event.failed_acts]
     if progress is RolloutState.STOPPED and not 0 < rollout.max_failures <= len(failed):
         return "no maintenance window follows in which the other VMs could start"
@@ -347,10 +314,8 @@ def count_rollout_vms(
 ) -> RolloutTally:
     """Return how many VMs of a rollout are done, failed, started, scheduled, waiting and so on.
 
-    `vms` are the VMs that the rollout covers now, `events` all its events, oldest first; VMs of either are counted. A
-    VM counts once, by its newest event: a VM that came back to a host has several. One without an event is waiting.
-    `shared` has, by (scope id, name), the states of VMs on which another rollout does the work (`SharedWork.states`);
-    they win over the rollout's own events, which do not handle these VMs (`handled_vms`).
+    A VM counts once, by its newest event: a VM that came back to a host has several. `shared` has, by (scope id, name),
+    the states of VMs on which another rollout does the work; they win over the rollout's own events.
     """
     states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
     for event in events:
@@ -364,11 +329,7 @@ _TALLY_STATES = ("done", "failed", "withdrawn", "not_needed", "started", "schedu
 
 
 def rollout_vm_states(event: Event) -> Iterator[tuple[str, str]]:
-    """Yield, for each VM of a rollout's event in its order, (name, field of RolloutTally that counts it).
-
-    The field is done, failed, withdrawn, not_needed, started or scheduled, or waiting if a health check withdrew the
-    event. A VM whose act failed counts as failed even while the event is not over.
-    """
+    """Yield, for each VM of a rollout's event in its order, (name, field of RolloutTally that counts it)."""
     failed = {act.name for act in event.failed_acts}
     acted = {act.name for act in event.acts}
     for name in event.vms:

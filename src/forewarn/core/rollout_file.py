@@ -77,10 +77,9 @@ _LIST_TABLES = frozenset({"waves", "checks"})
 
 @dataclass(frozen=True, slots=True)
 class RolloutFile:
-    """A parsed rollout file whose keys and kinds of values are right. `read_rollout_file` makes it.
+    """A parsed rollout file whose keys and kinds of values are right.
 
-    Only given keys are in the tables, with durations as seconds; a table that the file does not have is empty.
-    FILE_KEYS lists the keys. Whether the values make sense is not checked yet.
+    Only given keys are in the tables, with durations as seconds. Whether the values make sense is not checked yet.
     """
 
     rollout: Mapping[str, Any]  # the table [rollout]
@@ -93,10 +92,7 @@ class RolloutFile:
     def located(self, *path: str | int) -> Iterator[None]:
         """Return a context manager that adds the line of `path` to the message of a Rejected from its block.
 
-        `path` leads to a table or key of the file, such as `"checks", 0, "query"`; for one that the file does not have,
-        it is the line of the nearest table above it. The error goes on to the caller. Other errors pass unchanged. An
-        InvalidRollout has a path of its own, and becomes a plain Rejected with the line of that path. A remedy that
-        allows a short notice is changed to the one for files.
+        An InvalidRollout has a path of its own, and becomes a plain Rejected with the line of that path.
         """
         try:
             yield
@@ -123,12 +119,7 @@ def _at_line(line: int, message: str) -> Rejected:
 
 
 def read_rollout_file(text: str) -> RolloutFile:
-    """Return the tables of a rollout file, given as TOML text; no file is opened.
-
-    Raises Rejected, with one sentence and, if known, the line, for wrong TOML, values that are nested too deeply, an
-    unknown table or key, a value of a wrong kind, a wrong duration, or a missing table [rollout]. Names, tags and
-    windows are not checked.
-    """
+    """Return the tables of a rollout file, given as TOML text; no file is opened."""
     try:
         data = load_toml(text)
         lines = index_lines(text)
@@ -196,11 +187,7 @@ def _seconds(text: str, key: str, line: int) -> float:
 
 
 def parse_deadline(text: str, now: float) -> float:
-    """Return the lab time that a text means: a date and time, or a duration from `now` such as `30d`.
-
-    `now` is lab time. A date without a time zone is in UTC. Raises Rejected for another text. A deadline in the past is
-    returned as it is.
-    """
+    """Return the lab time that a text means: a date and time, or a duration from `now` such as `30d`."""
     at = parse_date(text)
     if at is not None:
         return at

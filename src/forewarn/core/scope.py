@@ -29,7 +29,7 @@ _SCOPE_KINDS = {
 
 
 class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One scope with its VMs and live events, as a decision reads and returns it. Times are lab time.
+    """One scope with its VMs and live events, as a decision reads and returns it.
 
     A scope is the VMs that share one document: an availability set, a placement group, a flexible scale set, a cloud
     service, or a single VM. The value never changes: methods return a changed copy, which counts once it is committed.
@@ -81,29 +81,20 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return None
 
     def event(self, event_id: str) -> Event | None:
-        """Return the event of the scope with exactly this id, or None.
-
-        An event that ended since the scope was loaded is still found; one that was over before is not.
-        """
+        """Return the event with exactly this id. One that ended since the scope was loaded is still found."""
         for event in self.events:
             if event.id == event_id:
                 return event
         return None
 
     def live_events(self, status: EventState | None = None) -> tuple[Event, ...]:
-        """Return the events of the scope that are not over, or only those in this state, oldest first.
-
-        `status` None means scheduled and started; for OVER the result is (). The order is that of publication.
-        """
+        """Return the events of the scope that are not over, or only those in this state, oldest first."""
         if status is None:
             return tuple([e for e in self.events if e.is_live])
         return tuple([e for e in self.events if e.status is status and e.is_live])
 
     def with_event(self, event: Event) -> Scope:
-        """Return the scope with this event in place of the one with its id, or added with the next `seq`.
-
-        Neither the incarnation nor the history changes.
-        """
+        """Return the scope with this event in place of the one with its id, or added with the next `seq`."""
         if self.event(event.id) is None:
             numbered = msgspec.structs.replace(event, seq=self.next_seq)
             return msgspec.structs.replace(self, events=(*self.events, numbered), next_seq=self.next_seq + 1)
@@ -123,20 +114,13 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return msgspec.structs.replace(self, incarnation=self.incarnation + by)
 
     def with_entries(self, *entries: HistoryEntry) -> Scope:
-        """Return the scope with these history entries added to `new_entries`, to be committed with it.
-
-        Each gets this scope's id in place of its own `scope_id`.
-        """
+        """Return the scope with these history entries added to `new_entries`, to be committed with it."""
         placed = tuple(msgspec.structs.replace(entry, scope_id=self.id) for entry in entries)
         return msgspec.structs.replace(self, new_entries=(*self.new_entries, *placed))
 
 
 def scope_title_of_vm(vm: Vm) -> str:
-    """Return what people call the VM's scope, such as `availability set web` or `VM db`.
-
-    Others are `cloud service shop`, `placement group pg-0 of scale set workers`, and `scale set workers` if its
-    orchestration is flexible.
-    """
+    """Return what people call the VM's scope, such as `availability set web` or `VM db`."""
     if vm.cloud_service:
         return f"cloud service {vm.cloud_service}"
     if vm.is_flexible:
@@ -147,19 +131,12 @@ def scope_title_of_vm(vm: Vm) -> str:
 
 
 def scope_title(scope: Scope) -> str:
-    """Return what people call the scope, such as `VM db`: from its first VM, else from its id.
-
-    A removed VM counts as well. Other forms are `availability set web` and `placement group y of scale set x`.
-    """
+    """Return what people call the scope, such as `VM db`: from its first VM, else from its id."""
     return scope_title_of_vm(scope.vms[0]) if scope.vms else scope_title_from_id(scope.id)
 
 
 def scope_title_from_id(scope_id: str) -> str:
-    """Return what people call the scope with this id, such as `VM db`; names are in lower case.
-
-    That is how ids spell them. Unlike `scope_title`, it needs no VM of the scope. The word before the colon of an
-    unknown kind of id is used as it is; nothing is raised.
-    """
+    """Return what people call the scope with this id, such as `VM db`, in lower case; needs no VM of the scope."""
     kind, _, path = scope_id.partition(":")
     match kind, path.split("/")[2:]:
         case "placement", [scale_set, group]:
@@ -169,11 +146,7 @@ def scope_title_from_id(scope_id: str) -> str:
 
 
 def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
-    """Return the scope enabled, at incarnation 1 of a new epoch. Pending events stay listed (spec §4.2).
-
-    It counts as polled at lab time `now`, and the history says who (`by`) enabled it. An enabled scope is returned
-    unchanged.
-    """
+    """Return the scope enabled, at incarnation 1 of a new epoch. Pending events stay listed (spec §4.2)."""
     if scope.is_enabled:
         return scope
     enabled = replace(
@@ -194,22 +167,14 @@ def hours_text(seconds: float) -> str:
 
 
 def scope_idle_at(scope: Scope, policy: Policy) -> float | None:
-    """Return the lab time, perhaps past, at which the scope is disabled if no VM polls until then.
-
-    That is `policy.idle_s` after the latest poll or the enabling. None if it never happens: the policy enables scopes
-    always, or this one is disabled already.
-    """
+    """Return the lab time, perhaps past, at which the scope is disabled if no VM polls until then."""
     if policy.enablement is EnablementMode.ALWAYS or scope.enabled_at is None:
         return None
     return max(scope.enabled_at, scope.last_request_at or 0) + policy.idle_s
 
 
 def disable_scope_if_idle(scope: Scope, policy: Policy, now: float) -> Scope:
-    """Return the scope disabled if it is enabled and idle for `policy.idle_s`, else the same (spec §8.2).
-
-    Disabling adds a history entry; events and incarnation stay. `now` is lab time. In the mode `always`, no scope is
-    disabled.
-    """
+    """Return the scope disabled if it is enabled and idle for `policy.idle_s`, else the same (spec §8.2)."""
     at = scope_idle_at(scope, policy)
     if at is None or now < at:
         return scope

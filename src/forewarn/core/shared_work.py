@@ -20,10 +20,7 @@ VmInScope = tuple[str, str]  # scope id and name of a VM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWork:
-    """Which VMs of a rollout other rollouts maintain, or have maintained, in its place (spec §13.6).
-
-    `shared_work` makes it. The rollout leaves these VMs to the others.
-    """
+    """Which VMs of a rollout other rollouts maintain, or have maintained, in its place (spec §13.6)."""
 
     states: dict[VmInScope, str] = field(default_factory=dict)  # (scope id, name) → `scheduled`, `started` or `done`
     request_ids: frozenset[str] = frozenset()  # of the other rollouts whose work is not over
@@ -34,10 +31,7 @@ class SharedWork:
         return sum(state != "done" for state in self.states.values())
 
     def without(self, vms: Iterable[Vm]) -> list[Vm]:
-        """Return the VMs among `vms` that no other rollout maintains or has maintained in place of this one.
-
-        They keep their order.
-        """
+        """Return the VMs among `vms` that no other rollout maintains or has maintained in place of this one."""
         if not self.states:
             return list(vms)
         return [vm for vm in vms if (vm.scope_id, vm.name) not in self.states]
@@ -49,8 +43,6 @@ NO_SHARED_WORK = SharedWork()
 def may_share_work(request: MaintenanceRequest, other: MaintenanceRequest) -> bool:
     """Return whether events of `other`, another rollout, could do the work of the rollout of `request`.
 
-    True if they have the same impact, `other` is open or was closed only after `request` was made, and, if both are
-    over hosts, they have a host in common. False if one of the two is not a rollout, or if they are the same request.
     Whether they cover the same VMs is not checked: `shared_work` does that.
     """
     mine, others = request.rollout, other.rollout
@@ -71,12 +63,10 @@ def shared_work(
 ) -> SharedWork:
     """Return which of `vms`, the VMs of a rollout, other rollouts maintain in its place, and their states.
 
-    `request` is the rollout's, `own_events` are its own events, `events` and `planned` those of other rollouts that may
-    share work with it (`may_share_work`). Only those of the same cause on the VM's current host count. A published
-    event must also be live or have ended since `request` was made; it does not count if it was withdrawn or its act on
-    the VM failed. A VM that an event in `own_events` handles (`handled_vms`) is left out: the rollout has seen to it
-    itself. A VM whose own event a health check withdrew is not left out, so that a rollout that resumes does not repeat
-    what another did meanwhile.
+    Only events of the same cause on the VM's current host count, which are live or have ended since `request` was made,
+    and were neither withdrawn nor failed on the VM. A VM that an event in `own_events` handles is left out: the rollout
+    has seen to it itself. A VM whose own event a health check withdrew is not left out, so that a rollout that resumes
+    does not repeat what another did meanwhile.
     """
     own = handled_vms(rollout, own_events, ())
     hosts = {(vm.scope_id, vm.name): vm.host for vm in vms if (vm.scope_id, vm.name) not in own}

@@ -29,10 +29,7 @@ _MAX_RETRY_S = 86_400.0  # after a visit that failed, and until one that publish
 
 
 class HostVisit(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What a standing order knows about its visits of one host; a visit is a rollout over that host.
-
-    Stored as part of the order. Times are lab time.
-    """
+    """What a standing order knows about its visits of one host; a visit is a rollout over that host."""
 
     visited_at: float | None = None  # when the last visit that succeeded ended; None: there was none
     impact: RolloutImpact | None = None  # of that visit; None: there was none, or an earlier release stored it
@@ -49,11 +46,7 @@ class HostVisit(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
 
 
 class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """An order to visit every host of the fleet at least once within a time, again and again.
-
-    A visit is a rollout over one host. There is at most one order; it is stored. Times are lab time. Nothing is checked
-    here: `require_valid_order` checks the interval and `at_once`.
-    """
+    """An order to visit every host of the fleet at least once within a time, again and again."""
 
     within_s: float  # seconds, 1 hour to 366 days; each host is visited at least once in this time
     impact: RolloutImpact  # what a visit does to the VMs of the host
@@ -73,18 +66,14 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
     def visited_at(self, host: str) -> float | None:
         """Return the lab time at which the host's last successful visit ended; None if none counts.
 
-        A visit counts if it had the impact of this order, or an unknown one. Only the last success is stored, so an
-        earlier one with the right impact does not count.
+        A visit counts if it had the impact of this order, or an unknown one. Only the last success is stored.
         """
         visit = self.visit(host)
         return visit.visited_at if visit.impact in (None, self.impact) else None
 
 
 def require_valid_order(order: StandingOrder) -> None:
-    """Raise Rejected, with one sentence, if the interval or the number of hosts at once is not possible.
-
-    The interval is an hour to 366 days; 1 to 1,000 hosts are visited at once.
-    """
+    """Raise Rejected, with one sentence, if the interval or the number of hosts at once is not possible."""
     if not MIN_INTERVAL_S <= order.within_s <= MAX_INTERVAL_S:
         shortest, longest = duration_text(MIN_INTERVAL_S), duration_text(MAX_INTERVAL_S)
         raise Rejected(f"hosts cannot be visited within {duration_text(order.within_s)}: give {shortest} to {longest}")
@@ -98,10 +87,7 @@ def _visit_notice_s(order: StandingOrder) -> float:
 
 
 def has_rules_of(order: StandingOrder, request: MaintenanceRequest) -> bool:
-    """Return whether a visit, the rollout of `request`, has the impact, windows and notice of the order.
-
-    `request` must carry a rollout. Without a notice of its own the order has the minimum of its impact.
-    """
+    """Return whether a visit, the rollout of `request`, has the impact, windows and notice of the order."""
     rollout = request.rollout
     assert rollout is not None
     wanted = (order.impact, order.calendar, _visit_notice_s(order))
@@ -111,9 +97,8 @@ def has_rules_of(order: StandingOrder, request: MaintenanceRequest) -> bool:
 def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> str:
     """Return a sentence on why the order cannot visit all hosts within its interval; "" if it can.
 
-    `domains` has for each host with VMs how many update domains follow one another there. The estimate begins at lab
-    time `now`, assumes no approvals, budgets or failures, and looks only at the windows of the first 10,000 starts in a
-    row, so more hosts than it says may be late.
+    `domains` has for each host with VMs how many update domains follow one another there. The estimate assumes no
+    approvals, budgets or failures.
     """
     notice_s, work_s = _visit_notice_s(order), _visit_work_s(order)
     needed = math.ceil(sum(domains) / order.at_once)
@@ -135,11 +120,7 @@ def _visit_work_s(order: StandingOrder) -> float:
 
 
 def _possible_starts(order: StandingOrder, needed: int, now: float) -> int:
-    """Return how many events of the order can follow one another within its interval.
-
-    The interval begins at lab time `now`. Counts until it has `needed`, so there may be more. With windows, those after
-    the first 10,000 starts are ignored: then it may return more than there can be.
-    """
+    """Return how many events of the order can follow one another within its interval, at least `needed`."""
     notice_s, work_s = _visit_notice_s(order), _visit_work_s(order)
     at, ends_at, counted = now, now + order.within_s, 0
     if order.calendar is not None:
@@ -154,9 +135,7 @@ def _possible_starts(order: StandingOrder, needed: int, now: float) -> int:
 def due_at(order: StandingOrder, host: str) -> float:
     """Return the lab time, perhaps past, from which the host is to be visited.
 
-    Without a visit that counts (`StandingOrder.visited_at`) that is when the order was given, else when 80 % of the
-    interval since that visit is over. If a visit has failed since, it is `retry_after_s` after the failure at the
-    earliest.
+    If a visit has failed since the last one, it is `retry_after_s` after the failure at the earliest.
     """
     visit, visited_at = order.visit(host), order.visited_at(host)
     at = order.at if visited_at is None else visited_at + DUE_SHARE * order.within_s
@@ -169,28 +148,22 @@ def due_at(order: StandingOrder, host: str) -> float:
 def retry_after_s(order: StandingOrder) -> float:
     """Return how many seconds of lab time must pass after a failed visit before the host is visited again.
 
-    That is a tenth of the interval, at most a day. It is also how long a visit without a live event may publish nothing
-    before it is given up.
+    It is also how long a visit without a live event may publish nothing before it is given up.
     """
     return min(_MAX_RETRY_S, order.within_s / 10)
 
 
 def late_at(order: StandingOrder, host: str) -> float:
-    """Return the lab time, perhaps past, from which the host is late: the interval after its last visit.
-
-    `StandingOrder.visited_at` is the time of that visit; if none counts, the interval begins when the order was given.
-    """
+    """Return the lab time, perhaps past, from which the host is late: the interval after its last visit."""
     visited_at = order.visited_at(host)
     return (order.at if visited_at is None else visited_at) + order.within_s
 
 
 def next_visits(order: StandingOrder, hosts: Iterable[str], now: float) -> list[str]:
-    """Return the hosts (names) to visit next at lab time `now`, the longest waiting first; [] if none.
+    """Return the hosts (names) to visit next, the longest waiting first, as many as `at_once` allows.
 
-    `hosts` are the names of all hosts of the fleet. Only hosts that are due (`due_at`) and have no visit, not even a
-    paused one, are returned, and only as many as `at_once` allows beside the visits under way. Hosts whose last visit
-    did not succeed come after the others, so that those which cannot be maintained do not keep the others waiting. The
-    caller requests the visits. Does not check whether the order is removed or rollouts are on hold.
+    Hosts whose last visit did not succeed come after the others, so that those which cannot be maintained do not keep
+    the others waiting.
     """
     names = list(hosts)
     free = order.at_once - sum(order.visit(host).is_under_way for host in names)
@@ -200,11 +173,7 @@ def next_visits(order: StandingOrder, hosts: Iterable[str], now: float) -> list[
 
 
 def next_order_time(order: StandingOrder, hosts: Iterable[str]) -> float | None:
-    """Return the lab time, perhaps past, at which the next host is to be visited; None if no more may be.
-
-    `hosts` are the names of all hosts of the fleet. None if `at_once` visits are under way, or if each host has a visit
-    that is not over.
-    """
+    """Return the lab time, perhaps past, at which the next host is to be visited; None if no more may be."""
     names = list(hosts)
     if sum(order.visit(host).is_under_way for host in names) >= order.at_once:
         return None
@@ -212,11 +181,7 @@ def next_order_time(order: StandingOrder, hosts: Iterable[str]) -> float | None:
 
 
 def after_visit(visit: HostVisit, request: MaintenanceRequest) -> HostVisit:
-    """Return what is known about a host (`visit`) after its visit, the rollout of `request`, has closed.
-
-    A visit succeeds if its rollout completed without a failed VM; otherwise the reason is noted as the problem, and the
-    host is visited again later. `request` must carry a rollout. Nothing is stored.
-    """
+    """Return what is known about a host (`visit`) after its visit, the rollout of `request`, has closed."""
     rollout = request.rollout
     assert rollout is not None
     failed = rollout.tally.failed if rollout.tally is not None else 0
@@ -227,9 +192,5 @@ def after_visit(visit: HostVisit, request: MaintenanceRequest) -> HostVisit:
 
 
 def given_up(visit: HostVisit, problem: str, at: float | None) -> HostVisit:
-    """Return what is known about a host (`visit`) after a visit ended without success at lab time `at`.
-
-    `problem` says why, for people. `at` is None if the time is not known. Nothing is stored, and the rollout is not
-    stopped here.
-    """
+    """Return what is known about a host (`visit`) after a visit ended without success at lab time `at`."""
     return replace(visit, request_id="", is_paused=False, problem=problem, failed_at=at)

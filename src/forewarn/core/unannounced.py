@@ -21,12 +21,7 @@ _MAX_FINDINGS = 4  # of one comparison: place, power and condition; a bound in c
 
 
 class UnannouncedKind(StrEnum):
-    """What changed about a VM or host without an act of the service. The values are labels of a metric.
-
-    A VM was moved, started, restarted, shut down (by its guest), powered off, crashed, stopped (for an unknown reason),
-    paused, resumed, removed (no host has it) or duplicated (several hosts have it in memory); a host was lost (does not
-    answer) or found (answers again).
-    """
+    """What changed about a VM or host without an act of the service. The values are labels of a metric."""
 
     MOVED = "moved"  # to another host
     STARTED = "started"
@@ -60,10 +55,7 @@ class PlacedVm(Protocol):
 
     @property
     def seen(self) -> LastSeen | None:
-        """What hosts reported about the VM when they were last compared with the fleet.
-
-        None if they have not been compared yet.
-        """
+        """What hosts reported about the VM when they were last compared with the fleet."""
 
 
 class VmReports(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -84,10 +76,7 @@ class VmFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class VmFinding(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One difference between a VM in the fleet and what hosts report, and the facts that remove it.
-
-    `compare_vm` makes it; the caller records it.
-    """
+    """One difference between a VM in the fleet and what hosts report, and the facts that remove it."""
 
     vm: VmFacts  # the facts with which the difference is gone
     kind: UnannouncedKind | None = None  # None: nobody is to blame, as at the first comparison
@@ -96,10 +85,7 @@ class VmFinding(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     needs_all_hosts: bool = False  # it follows from the answers of all hosts
 
     def entry(self, now: float) -> HistoryEntry | None:
-        """Return the history entry about the finding, at lab time `now`; None if it has no text for one.
-
-        The entry's kind is UNANNOUNCED, or FLEET if nobody is to blame (the finding has no kind). Nothing is stored.
-        """
+        """Return the history entry about the finding, at lab time `now`; None if it has no text for one."""
         if not self.text:
             return None
         what = EntryKind.UNANNOUNCED if self.kind is not None else EntryKind.FLEET
@@ -109,15 +95,12 @@ class VmFinding(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 def compare_vm(vm: PlacedVm, reports: VmReports) -> tuple[VmFinding, ...]:
     """Return the differences between a VM in the fleet and what hosts report, in the order to apply them.
 
-    Each has the facts of the VM after it; those of the last one are how the VM is now. A finding without a text only
-    updates what was last seen. The result is () if there is no difference, while the VM is changing on a host, and
-    where the silence of a host, or several hosts on which it is off, leave the matter open.
-
-    Nobody is blamed for what is found by the first comparison of a VM, or after an act on it has failed: such findings
-    have no kind (only DUPLICATED keeps its own), and the fleet follows the hosts.
+    Each has the facts of the VM after it. The result is () while the VM is changing on a host, and where the silence of
+    a host, or several hosts on which it is off, leave the matter open. Nobody is blamed for what is found by the first
+    comparison of a VM, or after an act on it has failed: such findings have no kind, and the fleet follows the hosts.
 
     Leave out VMs with an act in progress, and reports from before the last change of the VM in the fleet: an act would
-    be taken for the work of somebody else. Nothing is stored.
+    be taken for the work of somebody else.
     """
     is_adopted = vm.seen is None or vm.seen.is_uncertain
     facts = VmFacts(name=vm.name, host=vm.host, power=vm.power, seen=vm.seen)

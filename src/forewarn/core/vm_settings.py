@@ -24,8 +24,8 @@ T = TypeVar("T")
 class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A change of the VM settings that an owner may change on existing VMs.
 
-    None leaves a setting unchanged; a notice of 0 switches it off. `untagged` names tags to remove; () removes none.
-    Approval and publishing can only be changed for all VMs of a scope together (`apply_settings_in_scope`).
+    None leaves a setting unchanged; a notice of 0 switches it off. Approval and publishing can only be changed for all
+    VMs of a scope together.
     """
 
     terminate_notice_min: int | None = None  # minutes: 0, or 5 to 15 (not checked here)
@@ -40,10 +40,7 @@ class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def is_empty(self) -> bool:
-        """Whether the change names no setting and no tag to remove.
-
-        It does not know the VMs: a setting that equals their current one counts as named.
-        """
+        """Whether the change names no setting and no tag to remove."""
         return self == VmSettingsChange()
 
     @property
@@ -88,9 +85,7 @@ def _apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
 def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSettingsChange) -> Scope:
     """Return the scope with the change applied to its present VMs with these keys; other keys are ignored.
 
-    Tags are removed first, then added. Raises Refused if a Spot VM would get a terminate notification, or if the change
-    names a policy (approval or publishing) and only some VMs of the scope are among `keys`. Does not check whether
-    notices have allowed lengths. Adds no history entry, and stores nothing.
+    Tags are removed first, then added.
     """
     _require_whole_set(scope, keys, change)
     for vm in scope.present_vms:
@@ -101,11 +96,7 @@ def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSetti
 
 
 def describe_settings(change: VmSettingsChange, called: str) -> str:
-    """Return a change in words: `set the terminate notice of workers to 10 min, the tags to team=shop`.
-
-    `called` is the name of the VM or set. A change that only removes tags is `removed the tag team of workers`. Removed
-    tags are left out if tags are set too. The change must not be empty.
-    """
+    """Return a change in words: `set the terminate notice of workers to 10 min, the tags to team=shop`."""
     parts = [f"the {what} to {value}" for what, value in _described_parts(change)]
     text = ", ".join(parts).replace(" to ", f" of {called} to ", 1)
     if change.tags is not None or not change.untagged:

@@ -35,12 +35,7 @@ _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 
 class WaveStep(StrEnum):
-    """What a rollout does next about its waves.
-
-    BEGIN: publish the first events of a wave. WORK: publish its other events, or wait until they are over. SETTLE:
-    wait, because the wave is over and its settling time is not. DONE: the last wave has settled, or there was nothing
-    to do.
-    """
+    """What a rollout does next about its waves."""
 
     BEGIN = "begin"  # publish the first events of a wave
     WORK = "work"  # on a wave: publish its other events, or wait until they are over
@@ -61,10 +56,7 @@ class WavePhase:
 
 
 def wave_specs(rollout: Rollout) -> tuple[WaveSpec, ...]:
-    """Return the waves of a rollout in their order; the last one is always the rest.
-
-    REST_WAVE is added if the rollout does not end with such a wave. So a rollout without waves has one.
-    """
+    """Return the waves of a rollout in their order; the last one is always the rest."""
     waves = rollout.waves
     return waves if waves and waves[-1].is_rest else (*waves, REST_WAVE)
 
@@ -72,12 +64,10 @@ def wave_specs(rollout: Rollout) -> tuple[WaveSpec, ...]:
 def wave_phase(
     rollout: Rollout, vms: Sequence[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent], now: float
 ) -> WavePhase:
-    """Return what the rollout does next about its waves, at lab time `now`: begin, work, settle or done.
+    """Return what the rollout does next about its waves: begin, work, settle or done.
 
-    `vms` are the VMs that it covers now, including those that it has done; `events` and `planned` all its events so
-    far. A wave is over when it has no VM without an event and none of the rollout's events is planned or live; it
-    settles for `rollout.settle_s` after the last end. A wave without VMs is passed over. Does not check whether the
-    rollout is paused, held or has ended. Changes nothing.
+    A wave is over when it has no VM without an event and none of the rollout's events is planned or live; it settles
+    for `rollout.settle_s` after the last end. Does not check whether the rollout is paused, held or has ended.
     """
     remaining = remaining_vms(rollout, vms, events, planned)
     specs = wave_specs(rollout)
@@ -109,11 +99,7 @@ def _has_begun(rollout: Rollout, events: Sequence[Event], planned: Sequence[Plan
 def begin_wave(
     rollout: Rollout, phase: WavePhase, events: Sequence[Event], planned: Sequence[PlannedEvent], now: float
 ) -> Rollout:
-    """Return the rollout with the wave of this phase, whose step is BEGIN, as its current wave.
-
-    It notes the size of the wave and how many VMs were handled before. `events` and `planned` are all its events so
-    far, `now` is lab time. A rollout without `waves` is returned as it is. Nothing is stored or published.
-    """
+    """Return the rollout with the wave of this phase, whose step is BEGIN, as its current wave."""
     if not rollout.waves:
         return rollout
     spec = wave_specs(rollout)[phase.wave]
@@ -132,8 +118,7 @@ def begin_wave(
 def divide_into_waves(rollout: Rollout, vms: Sequence[Vm]) -> list[list[Vm]]:
     """Return the VMs of each wave of a rollout that has not begun, in the order of `wave_specs`.
 
-    `vms` are the VMs that it covers now; those that it cannot affect, such as deallocated ones, are left out. The
-    waves will be these if the fleet does not change. A wave may be empty.
+    VMs that it cannot affect, such as deallocated ones, are left out. A wave may be empty.
     """
     phase = wave_phase(rollout, vms, (), (), 0.0)
     by_wave = waves_to_come(rollout, vms, phase, len(phase.remaining))
@@ -191,10 +176,7 @@ def _current_members(
 
 
 def _works_on_hosts(rollout: Rollout) -> bool:
-    """Return whether the rollout works on whole hosts, so that all its VMs of a host are in one wave.
-
-    An update or a reboot does, unless it is about one scope; a live migration does not.
-    """
+    """Whether all VMs of a host are in one wave: an update or a reboot that is not about one scope."""
     return CAUSE_RULES[rollout.cause].whole_host and not rollout.scope_id
 
 
@@ -230,20 +212,13 @@ def _wave_order(vm: Vm) -> tuple[int, list[tuple[int, int, str]], str]:
 
 
 def has_tag(vm: Vm, tag: str) -> bool:
-    """Return whether the VM has a tag, given as `name` (with any value) or `name=value`.
-
-    The letter case of the name is ignored; the value must match exactly.
-    """
+    """Return whether the VM has a tag, given as `name` (with any value) or `name=value`."""
     name, equals, value = tag.partition("=")
     return any(name.casefold() == known.casefold() and (not equals or value == text) for known, text in vm.tags.items())
 
 
 def covers_vm(rollout: Rollout, vm: Vm) -> bool:
-    """Return whether the rollout covers the VM, by the host, scope, tag or location that the VM has now.
-
-    Names of hosts, the scope id and the value of a tag must match exactly; the location and the name of a tag ignore
-    letter case. Does not check whether the VM was removed.
-    """
+    """Return whether the rollout covers the VM, by the host, scope, tag or location that the VM has now."""
     if rollout.hosts:
         return vm.host in rollout.hosts
     if rollout.scope_id:
@@ -254,12 +229,7 @@ def covers_vm(rollout: Rollout, vm: Vm) -> bool:
 
 
 def require_valid_waves(rollout: Rollout, vms: Sequence[Vm]) -> None:
-    """Raise InvalidRollout unless the waves and settling time of a rollout over these VMs make sense.
-
-    There are at most 100 waves. Each has a name of its own (1 to 100 characters, ignoring letter case) and at most one
-    of a number (of at most nine digits), a share and a tag, which one of `vms` must have; the shares add up to at most
-    100 %, and only the last wave may be the rest. The settling time is 0 to 30 days.
-    """
+    """Raise InvalidRollout unless the waves and settling time of a rollout over these VMs make sense."""
     if not 0 <= rollout.settle_s <= MAX_SETTLE_S:
         raise InvalidRollout(
             f"a settling time of {rollout.settle_s:.0f} s is not possible: give 0 to {format_duration(MAX_SETTLE_S)}",
@@ -311,12 +281,7 @@ def _require_valid_wave(spec: WaveSpec, index: int, *, is_last: bool) -> None:
 
 
 def make_wave(index: int, name: str, vms: int | None, share: float | None, tag: str | None) -> WaveSpec:
-    """Return a wave as a user describes it: a number of VMs, a share, a tag, or without these the rest.
-
-    `vms` is a number of VMs, `share` a percentage of all VMs, and `tag` is `NAME` or `NAME=VALUE`; each is None if not
-    given. Raises InvalidRollout for a number or share of 0 and an empty tag, which would mean the rest otherwise;
-    `index` is the place of the wave from 0, for the path of that error. `require_valid_waves` checks everything else.
-    """
+    """Return a wave as a user describes it: a number of VMs, a share, a tag, or without these the rest."""
     for key, value, least in (("vms", vms, 1), ("share", share, "more than 0"), ("tag", tag, "a name")):
         if value is not None and not value:
             raise InvalidRollout(
@@ -330,10 +295,7 @@ def make_waves(canary: str, shares: Sequence[float]) -> tuple[WaveSpec, ...]:
     """Return the waves of a rollout: a canary, one per share (in percent), and the rest.
 
     `canary` is a number of VMs, such as `2`, or `tag=NAME` or `tag=NAME=VALUE`; "": none. A share is a part of all VMs
-    of the rollout, in addition to the waves before it: (10, 50) leaves 40 % or less to the rest. Without a canary and
-    shares the result is (). The waves are called `canary`, `25 %` (a second one of that size: `25 % (2)`) and `rest`.
-    Raises InvalidRollout for another text, a number with more than 9 digits, a canary of 0 VMs and a share of 0.
-    `require_valid_waves` checks everything else.
+    of the rollout, in addition to the waves before it: (10, 50) leaves 40 % or less to the rest.
     """
     waves: list[WaveSpec] = []
     if canary.startswith("tag=") and canary != "tag=":
@@ -363,11 +325,7 @@ def _share_name(shares: Sequence[float], index: int) -> str:
 
 
 def require_target(rollout: Rollout, vms: Sequence[Vm]) -> None:
-    """Raise InvalidRollout unless the rollout has exactly one target, and a tag or location has VMs.
-
-    The targets are hosts, a scope, a tag, a location and everything. `vms` are the VMs that the rollout covers now;
-    they may be none for hosts, a scope and everything. Does not check whether hosts and scope exist.
-    """
+    """Raise InvalidRollout unless the rollout has exactly one target, and a tag or location has VMs."""
     targets = (rollout.hosts, rollout.scope_id, rollout.tag, rollout.location, rollout.everything)
     if sum(map(bool, targets)) != 1:
         raise InvalidRollout(
@@ -382,11 +340,7 @@ def require_target(rollout: Rollout, vms: Sequence[Vm]) -> None:
 
 
 def rollout_target_text(rollout: Rollout) -> str:
-    """Return what a rollout covers, for people: hosts, a scope, VMs with a tag or in a location, all VMs.
-
-    A scope is called by the title that follows from its id. Of more than four hosts, the first three are named and the
-    others counted.
-    """
+    """Return what a rollout covers, for people: hosts, a scope, VMs with a tag or in a location, all VMs."""
     if rollout.hosts:
         return first_names(rollout.hosts)
     if rollout.scope_id:
@@ -409,19 +363,12 @@ def wave_begin_text(rollout: Rollout, phase: WavePhase) -> str:
 
 
 def wave_end_text(rollout: Rollout, phase: WavePhase) -> str:
-    """Return that a wave is over and settles, for the history.
-
-    Such as `wave 1 of 3 (canary) is over and settles for 1h`.
-    """
+    """Return that a wave is over and settles, for the history."""
     return f"{wave_title(rollout, phase.wave)} is over and settles for {format_duration(rollout.settle_s)}"
 
 
 def settles_until(rollout: Rollout, now: float) -> float | None:
-    """Return the lab time until which the current wave of a rollout settles; None if none does at `now`.
-
-    It is also None for a rollout that has ended. The time follows from `rollout.wave_over_at`, which is set when the
-    wave settles.
-    """
+    """Return the lab time until which the current wave of a rollout settles; None if none does at `now`."""
     if rollout.closed or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return None
     until = rollout.wave_over_at + rollout.settle_s if rollout.wave_over_at is not None else now
@@ -429,11 +376,7 @@ def settles_until(rollout: Rollout, now: float) -> float | None:
 
 
 def settling_text(rollout: Rollout, now: float) -> str:
-    """Return for people until when the wave of a rollout settles.
-
-    Such as `until 14:20 UTC: wave 1 of 3 (canary) settles`; "" if it does not settle at lab time `now`. The time has a
-    date if it is not on the same day (UTC).
-    """
+    """Return for people until when the wave of a rollout settles."""
     until = settles_until(rollout, now)
     if until is None:
         return ""

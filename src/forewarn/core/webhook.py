@@ -17,11 +17,7 @@ class WebhookSchema(StrEnum):
 
 
 class EventGridStatus(StrEnum):
-    """The status of an event in webhook messages, in Event Grid's words.
-
-    Scheduled, Started, Completed (it had started and is over, even if acts failed) or Canceled (it ended without a
-    start).
-    """
+    """The status of an event in webhook messages, in Event Grid's words."""
 
     SCHEDULED = "Scheduled"
     STARTED = "Started"
@@ -32,10 +28,8 @@ class EventGridStatus(StrEnum):
 class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A webhook: the receiver's address, which events it receives, and its position in the history.
 
-    Stored. It receives the statuses in `happenings` of events that affect a VM within the resource `over`; with
-    `opted_in_only`, only VMs with `publish_outside` (whose owners publish their events) count. With `rollouts` it also
-    receives what happens to rollouts. Events that no document lists are left out. Messages come in the order of the
-    history, each repeated until the receiver accepts it, so one may come twice, and others wait for it.
+    Messages come in the order of the history, each repeated until the receiver accepts it, so one may come twice, and
+    others wait for it.
     """
 
     id: str  # a GUID, lower case
@@ -52,10 +46,7 @@ class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 
 
 class WebhookCursor(msgspec.Struct, frozen=True, kw_only=True):
-    """The new position of a webhook in the history, as a commit stores it.
-
-    A commit never moves a webhook back. For a removed webhook it changes nothing.
-    """
+    """The new position of a webhook in the history. A commit never moves a webhook back, or restores a removed one."""
 
     webhook_id: str  # of the subscription, lower case
     seq: int  # the new value of `WebhookSubscription.cursor`

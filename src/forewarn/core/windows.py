@@ -40,8 +40,8 @@ Period = tuple[float, float]  # from its first instant to just before its end, i
 class MaintenanceWindow(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A time in which maintenance may start: every day, week or month, every few of them, or once. Stored.
 
-    `parse_window` makes one from text; `checked_window` checks one. Weeks begin on Monday. With `month_days` or
-    `week_of_month` it opens by month, else with `days` by week, else by day.
+    With `month_days` or `week_of_month` it opens by month, else with `days` by week, else by day. Weeks begin on
+    Monday.
     """
 
     start: str  # local time of day, such as `02:00`, always with two digits
@@ -86,9 +86,7 @@ def is_open(calendar: MaintenanceCalendar, at: float) -> bool:
 def next_start(calendar: MaintenanceCalendar, at: float) -> float | None:
     """Return the first time from `at` on at which an event may start without an approval.
 
-    That is when a window is open, or at the deadline if that is earlier; from the deadline on, at any time. None: the
-    deadline is not set, and no opening is found. Of a window that recurs, about three years are searched; with several
-    sets of windows, about one year for a time at which one of each is open. Times are in seconds since 1970.
+    Of a window that recurs, about three years are searched; with several sets of windows, about one year.
     """
     if calendar.deadline is not None and at >= calendar.deadline:
         return at
@@ -151,29 +149,19 @@ def _found_openings(
 
 
 def opening_at(window: MaintenanceWindow, at: float) -> Period | None:
-    """Return the period of a window that begins exactly at this time, also a skipped one, or None.
-
-    It is (begin, end) in seconds since 1970.
-    """
+    """Return the period of a window that begins exactly at this time, also a skipped one, or None."""
     whole = msgspec.structs.replace(window, skipped=())
     found = next((period for period in _periods(whole, at) if period[0] >= at), None)
     return found if found is not None and found[0] == at else None
 
 
 def openings(window: MaintenanceWindow, at: float) -> Iterator[Period]:
-    """Yield when the window is open from `at` on, in order, for about three years.
-
-    Each is (begin, end) in seconds since 1970; at the end it is closed. The first may have begun before `at`. Skipped
-    openings are left out.
-    """
+    """Yield when the window is open from `at` on, in order, for about three years."""
     return (period for period in _periods(window, at) if period[1] > at)
 
 
 def closing_times(windows: Iterable[MaintenanceWindow]) -> tuple[float, ...]:
-    """Return the times from which windows are closed for good: one per window with an end, in their order.
-
-    Blackout dates and skipped openings may close one earlier. Times are in seconds since 1970.
-    """
+    """Return the times from which windows are closed for good: one per window with an end, in their order."""
     times = []
     for window in windows:
         ends = [_instant(datetime.fromisoformat(window.until), _zone(window.zone))] if window.until else []
@@ -295,12 +283,7 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def parse_window(text: str) -> MaintenanceWindow:
-    """Return the window that a text describes: days, start, length and time zone; or date and start once.
-
-    Such as `sat,sun 02:00 4h Europe/Berlin` or `2026-12-05T22:00 6h`. Days are `mon` to `sun` with commas, a range such
-    as `mon-fri`, or nothing for every day; without a time zone (an IANA name, as spelled there) it is UTC. The length
-    is 1 minute to 7 days, the year 1970 to 8999. Raises ValueError with a sentence for people.
-    """
+    """Return the window that a text describes: days, start, length and time zone; or date and start once."""
     words = text.split()
     days: tuple[int, ...] = ()
     on = ""
@@ -320,11 +303,7 @@ def parse_window(text: str) -> MaintenanceWindow:
 
 
 def checked_window(window: MaintenanceWindow) -> MaintenanceWindow:
-    """Return the window with its days sorted, each once; raises ValueError if it is wrong.
-
-    The message is a sentence for people. Checked are the time of day, the length (1 minute to 7 days), the IANA name of
-    the zone, the weekdays, the date, and that the fields for the recurrence go together.
-    """
+    """Return the window with its days sorted, each once; raises ValueError if it is wrong."""
     if not _TIME.fullmatch(window.start):
         raise ValueError(f"{window.start!r} is not a time of day: write it like 02:00")
     if not 60 <= window.length_s <= MAX_WINDOW_S:
@@ -386,10 +365,7 @@ def _parse_days(words: str, text: str) -> tuple[int, ...]:
 
 
 def parse_blackout(text: str) -> BlackoutDates:
-    """Return the blackout dates of `2026-12-24` or `2026-12-24..2026-12-26`; ValueError with a sentence.
-
-    The ValueError is for a text that is not such a date or range, or a range that ends before it begins.
-    """
+    """Return the blackout dates of `2026-12-24` or `2026-12-24..2026-12-26`; ValueError with a sentence."""
     first, dots, last = text.strip().partition("..")
     blackout = BlackoutDates(first=_parse_date(first), last=_parse_date(last if dots else first))
     if blackout.last < blackout.first:
@@ -410,10 +386,7 @@ def _parse_date(text: str) -> str:
 
 
 def check_count(texts: Sequence[str], noun: str) -> None:
-    """Raise ValueError with a sentence if these are more than 100, the most that a calendar has.
-
-    `noun` is the plural that the sentence uses for them, such as `windows`.
-    """
+    """Raise ValueError with a sentence if these are more than 100, the most that a calendar has."""
     if len(texts) > _MAX_TEXTS:
         raise ValueError(f"{len(texts)} {noun} are too many: give at most {_MAX_TEXTS}")
 
@@ -421,12 +394,7 @@ def check_count(texts: Sequence[str], noun: str) -> None:
 def make_calendar(
     windows: Iterable[str], blackouts: Iterable[str], deadline: float | None
 ) -> MaintenanceCalendar | None:
-    """Return the calendar of these texts of windows and blackout dates; None if all three are missing.
-
-    `parse_window` and `parse_blackout` read them. `deadline` is lab time, and may be past. Raises ValueError with a
-    sentence for a wrong text, for blackouts or a deadline without a window, for a deadline that is not a time, and for
-    over 100 windows or blackouts.
-    """
+    """Return the calendar of these texts of windows and blackout dates; None if all three are missing."""
     windows, blackouts = tuple(windows), tuple(blackouts)
     check_count(windows, "maintenance windows")
     check_count(blackouts, "blackout dates")
@@ -443,10 +411,7 @@ def make_calendar(
 
 
 def calendar_text(calendar: MaintenanceCalendar) -> str:
-    """Return the calendar for people: `sat 02:00 4h UTC; not on 2026-12-24; at the latest Thu …`.
-
-    The deadline is in the zone of the first window. Sets that must be open at the same time are joined by `and`.
-    """
+    """Return the calendar for people: `sat 02:00 4h UTC; not on 2026-12-24; at the latest Thu …`."""
     sets = (calendar.windows, *calendar.other_sets)
     parts = [" and ".join(", ".join(map(window_text, windows)) for windows in sets)]
     if calendar.blackouts:
@@ -462,11 +427,7 @@ def window_source(calendar: MaintenanceCalendar) -> str:
 
 
 def window_text(window: MaintenanceWindow) -> str:
-    """Return the window for people, such as `sat,sun 02:00 4h Europe/Berlin`.
-
-    `parse_window` reads it, unless the window opens by month or not every time, or has a first date or an end. Skipped
-    openings are not shown.
-    """
+    """Return the window for people, such as `sat,sun 02:00 4h Europe/Berlin`."""
     start = f"{window.on}T{window.start}" if window.on else window.start
     length = format_duration(window.length_s, units=4).replace(" ", "")
     begins = f"from {window.first}" if window.first else ""

@@ -148,10 +148,7 @@ _WINDOWS_NAME_BY_IANA_ZONE = {zone.casefold(): name for name, zone in IANA_ZONE_
 
 
 def iana_time_zone(windows_name: str) -> str:
-    """Return the IANA name of the time zone that Windows calls by this name, ignoring letter case.
-
-    Raises ValueError with a sentence if Windows has no such name; IANA names are rejected, as Azure does.
-    """
+    """Return the IANA name of the time zone that Windows calls by this name, ignoring letter case."""
     found = _BY_FOLDED_NAME.get(windows_name.strip().casefold())
     if found is not None:
         return IANA_ZONE_BY_WINDOWS_NAME[found]

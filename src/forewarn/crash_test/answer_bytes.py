@@ -22,18 +22,14 @@ _FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "keep
 
 
 class InvalidAnswer(Exception):
-    """The service's answer is not HTTP, is longer than the proxy reads, or ended too early.
-
-    `AnswerReader.feed` and `AnswerReader.end` raise it; the text says which of these it is.
-    """
+    """The service's answer is not HTTP, is longer than the proxy reads, or ended too early."""
 
 
 class AnswerReader:
     """Reads one HTTP answer of the service: `feed` it received bytes until `is_complete` is True.
 
-    `is_complete` is an attribute. Call `end` when the service closes the connection: only that completes an answer
-    without a length. Use a new reader for each request. With `is_head_request` the answer has no body, even if it has a
-    Content-Length. Does no I/O.
+    Call `end` when the service closes the connection: only that completes an answer without a length. Use a new reader
+    for each request.
     """
 
     def __init__(self, *, is_head_request: bool = False) -> None:
@@ -46,12 +42,7 @@ class AnswerReader:
         self._body = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """Add the bytes that the service sent next, and return those to pass on to the client.
-
-        Returns b"" until the head of the final answer is complete, then everything from that head on, as received;
-        interim answers (1xx) are left out. Raises InvalidAnswer if the answer is not HTTP, an unfinished head is over
-        64 KiB, or the body is over 16 MiB.
-        """
+        """Add the bytes that the service sent next, and return those to pass on to the client."""
         if self._parser is not None:
             self._feed_parser(self._parser, data)
             return data
@@ -74,10 +65,7 @@ class AnswerReader:
         return b""
 
     def end(self) -> None:
-        """Note that the service has closed the connection, which completes an answer without a length.
-
-        Does nothing if the answer is complete already. Raises InvalidAnswer if it is incomplete.
-        """
+        """Note that the service has closed the connection, which completes an answer without a length."""
         if self.is_complete:
             return
         if self._parser is None or self._has_length:
@@ -91,11 +79,7 @@ class AnswerReader:
 
     @property
     def keeps_connection(self) -> bool:
-        """Whether the service keeps the connection open after this answer. Valid once its head is complete.
-
-        False if the answer says `Connection: close`. Also False if it has neither Content-Length nor Transfer-Encoding
-        and is not a 304: then only the end of the connection ends it.
-        """
+        """Whether the service keeps the connection open after this answer. Valid once its head is complete."""
         is_closing = any(name.lower() == "connection" and value.lower() == "close" for name, value in self._headers)
         return not is_closing and (self._has_length or self.status == HTTPStatus.NOT_MODIFIED)
 
@@ -106,19 +90,12 @@ class AnswerReader:
 
     @property
     def answer(self) -> ServiceAnswer:
-        """The answer with status, headers and body, valid once it is complete.
-
-        Its headers lack the headers of framing and connection (Content-Length, Transfer-Encoding, Connection,
-        Keep-Alive).
-        """
+        """The answer with status, headers and body, valid once it is complete."""
         headers = tuple((name, value) for name, value in self._headers if name.lower() not in _FRAMING)
         return ServiceAnswer(self.status or 0, headers, self.body)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header of the answer; only httptools, the parser, calls this, with the bytes as received.
-
-        Trailers of a chunked body are ignored.
-        """
+        """Keep a header of the answer; only httptools, the parser, calls this, with the bytes as received."""
         if not self._has_all_headers:
             self._headers.append((name.decode("latin-1"), value.decode("latin-1")))
 
@@ -151,10 +128,7 @@ class AnswerReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedAnswer:
-    """A substitute answer as the bytes to send: first `head`, then the pieces of the body in order.
-
-    `encode_answer` makes it. Another request may follow on the connection only if it `keeps_connection`.
-    """
+    """A substitute answer as the bytes to send: first `head`, then the pieces of the body in order."""
 
     head: bytes  # status line and headers, with the empty line at the end
     pieces: tuple[bytes, ...]  # of the body, with the framing of chunks; empty: there is no body
@@ -164,14 +138,7 @@ class EncodedAnswer:
 def encode_answer(
     answer: ServiceAnswer, *, keep_alive: bool, is_http10: bool, is_head_request: bool, is_slow: bool
 ) -> EncodedAnswer:
-    """Encode an answer as the bytes for a client. `keep_alive`: both sides want to keep the connection.
-
-    `is_http10` and `is_head_request` are about the request. The body is one piece; with `is_slow`, up to 20 pieces of
-    equal size (the last may be smaller). If `answer` has a Transfer-Encoding and the request is not HTTP/1.0, each
-    piece is a chunk, of 256 bytes unless `is_slow`, and one more piece ends the body. To a HEAD request, and with
-    status 204 and 304, no body is sent. A Content-Length that `answer` has is sent in place of the right one, but not
-    with chunks, 204 and 304; if it is wrong, `keeps_connection` is False. The status line is always of HTTP/1.1.
-    """
+    """Encode an answer as the bytes for a client. `keep_alive`: both sides want to keep the connection."""
     is_bodyless = answer.status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
     is_chunked = answer.header("Transfer-Encoding") is not None and not is_http10 and not is_bodyless
     declared = answer.header("Content-Length")

@@ -23,12 +23,7 @@ _MAX_INCARNATION = 2**31  # beyond, a case has made it up
 
 
 def listen_for_handler(address: str) -> socket.socket:
-    """Return a new socket that listens on `address`, written ADDRESS:PORT; port 0 means any free port.
-
-    ADDRESS may be a host name, which is resolved to IPv4; an IPv6 address is in brackets; "" means all IPv4 addresses.
-    The caller closes the socket. Raises Rejected, with what to do instead, if the text is no address and port or the
-    system refuses.
-    """
+    """Return a new socket that listens on `address`, written ADDRESS:PORT; port 0 means any free port."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise Rejected(f"--attach {address!r} is not an address and a port: write it like 127.0.0.1:8080")
@@ -42,10 +37,7 @@ def listen_for_handler(address: str) -> socket.socket:
 
 
 def endpoint_url(listener: socket.socket) -> str:
-    """Return the URL `http://HOST:PORT` of a listening socket.
-
-    HOST is its address, but the name of this machine if it listens on all addresses. An IPv6 address is in brackets.
-    """
+    """Return the URL `http://HOST:PORT` of a listening socket."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
@@ -53,11 +45,7 @@ def endpoint_url(listener: socket.socket) -> str:
 
 
 def why_not_attachable(case: Case) -> str:
-    """Return why a case cannot run with a handler that runs elsewhere, as a clause; "" if it can.
-
-    The case cannot if it starts, kills or reboots the handler, needs copies on several VMs or a scale set, or if all
-    its demands watch the process; the first of these reasons is returned.
-    """
+    """Return why a case cannot run with a handler that runs elsewhere, as a clause; "" if it can."""
     if case.needs & {Need.CONTROL, Need.NAMESPACES}:
         return "it starts, kills or reboots the handler, which runs elsewhere"
     if Need.SEVERAL_VMS in case.needs:
@@ -73,10 +61,7 @@ class AttachedHandler:
     """A handler that runs elsewhere and calls a listening socket; runs its cases one after the other.
 
     Documents call its VM `vm` in every case, and their incarnation grows from case to case: the handler knows nothing
-    of cases, and sees one VM with one event after the other. The caller closes `listener`. `claims` say how often it
-    polls, `probes` has shell commands, which run on this machine, `speed` is seconds of the service's clock per real
-    second, `seed` decides random times of the scripts. `vm` must not be "", and is not checked here: the methods raise
-    Rejected if no VM can have this name. Use it on one event loop.
+    of cases, and sees one VM with one event after the other.
     """
 
     def __init__(
@@ -98,22 +83,15 @@ class AttachedHandler:
         self._incarnation = 1
 
     async def wait_for_first_poll(self, within_s: float) -> bool:
-        """Wait until the handler polls, and return whether it did within `within_s` seconds of real time.
-
-        The handler gets documents without events meanwhile. Call it before the first case. Raises Rejected if no VM can
-        have the handler's VM name.
-        """
+        """Wait until the handler polls, and return whether it did within `within_s` seconds of real time."""
         async with open_live_stage(self._setup(Layout.SINGLE)) as stage:
             return await stage.until_polled(within_s=within_s * self._speed)
 
     async def run(self, case: Case) -> RawCaseResult:
         """Run a case once the handler polls, and return what was observed, not judged.
 
-        First the handler must poll twice; if it does not within a minute and two claimed intervals (real time), the
-        result has a `problem`, and nothing else. With the probe `prepared`, waits up to 20 s more for it to say no. If
-        a script fails or takes too long, the result also has a `problem`. The case must be attachable: see
-        `why_not_attachable`. Run one case at a time, each after the one before has returned. Seeds Python's `random`.
-        Raises Rejected if no VM can have the handler's VM name.
+        First the handler must poll twice. With the probe `prepared`, waits up to 20 s more for it to say no. The case
+        must be attachable.
         """
         random.seed(f"{self._seed}/{case.id}")
         async with open_live_stage(self._setup(case.layout, case.clock_offset_s)) as stage:

@@ -18,10 +18,7 @@ _PLACEHOLDER = "known: say why"  # the reason of a failure, until the user write
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineComparison:
-    """Which failures of a crash test are new, compared with its baseline (the failures known before).
-
-    `compare_with_baseline` makes it. All fields are ids of cases, in the order of the result.
-    """
+    """Which failures of a crash test are new, compared with its baseline (the failures known before)."""
 
     new_failures: tuple[str, ...]  # failed, and not expected to
     expected: tuple[str, ...]  # failed as expected
@@ -29,12 +26,7 @@ class BaselineComparison:
 
 
 def load_baseline(path: Path, known_cases: Collection[str]) -> dict[str, str]:
-    """Read a baseline file and return the failures that are expected: case id → reason.
-
-    The file is TOML: a table `expected-failures`, and no other, with a line `CASE = "reason"` for each case. Raises
-    Rejected, with what to write instead, for a file that cannot be used, a case that is not one of `known_cases` (ids),
-    or a reason that is empty or not text.
-    """
+    """Read a baseline file and return the failures that are expected: case id → reason."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -53,11 +45,7 @@ def load_baseline(path: Path, known_cases: Collection[str]) -> dict[str, str]:
 
 
 def compare_with_baseline(result: CrashTestResult, expected: Mapping[str, str]) -> BaselineComparison:
-    """Return which failures of the result are new, which are expected, and which expected ones are gone.
-
-    `expected` is what `load_baseline` returned: case id → reason. Cases in it that did not run, or whose outcome is
-    unknown or not applicable, are in no field.
-    """
+    """Return which failures of the result are new, which are expected, and which expected ones are gone."""
     failed = [case.id for case in result.cases if case.outcome is CaseOutcome.FAIL]
     passed = [case.id for case in result.cases if case.outcome in (CaseOutcome.PASS, CaseOutcome.SLOW)]
     return BaselineComparison(
@@ -68,12 +56,7 @@ def compare_with_baseline(result: CrashTestResult, expected: Mapping[str, str]) 
 
 
 def baseline_text(result: CrashTestResult, expected: Mapping[str, str]) -> str:
-    """Return the text of a baseline file with every failure of the result, for `load_baseline`.
-
-    A failure has its reason in `expected` (case id → reason) or else a placeholder, which `load_baseline` accepts and
-    the user replaces. The failures come first, in the order of the result; then the cases of `expected` that did not
-    run, so that they are kept. Cases that ran and did not fail are left out.
-    """
+    """Return the text of a baseline file with every failure of the result, for `load_baseline`."""
     ran = {case.id for case in result.cases}
     failed = [case.id for case in result.cases if case.outcome is CaseOutcome.FAIL]
     listed = [*failed, *(case for case in expected if case not in ran)]

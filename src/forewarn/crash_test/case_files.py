@@ -10,12 +10,7 @@ from forewarn.errors import Rejected
 
 
 def load_case_file(path: Path) -> tuple[Case, ...]:
-    """Run a case file, which is Python, in this process, and return the cases of its list `CASES`.
-
-    Their ids are not checked: see `combine_cases`. The process of each case runs the file again. Raises Rejected, with
-    the file and what to do instead, if it cannot be read, is not Python, raises or exits, or has no list or tuple of
-    that name that holds only cases.
-    """
+    """Run a case file, which is Python, in this process, and return the cases of its list `CASES`."""
     if path.is_dir():
         raise Rejected(f"the case file {str(path)!r} is a directory: name a Python file in it")
     try:

@@ -23,11 +23,7 @@ terminate_notification = 5
 
 
 def declare_case_fleet(layout: Layout, vm: str = "") -> DeclaredFleet:
-    """Return the fleet of this layout. Each VM is on a host of its own, and one more host is free.
-
-    The first VM is the one whose handler is judged, called `vm` if that is not "", else for example `web-0`; in a scale
-    set it is always `workers_0`. All VMs share one scope. Raises InvalidFleetFile if no VM can have this name.
-    """
+    """Return the fleet of this layout. Each VM is on a host of its own, and one more host is free."""
     return read_fleet_file(_fleet_text(layout, vm), source=f"the layout {layout}")
 
 
@@ -47,9 +43,6 @@ def _fleet_text(layout: Layout, vm: str) -> str:
 
 
 def vms_with_handler(fleet: DeclaredFleet, profile: HandlerProfile) -> tuple[str, ...]:
-    """Return the names of the VMs on which a copy of the handler runs, in the order of the fleet.
-
-    That is only the first VM, or all VMs with the profile CLUSTER.
-    """
+    """Return the names of the VMs on which a copy of the handler runs, in the order of the fleet."""
     names = tuple(vm.name for vm in fleet.vms)
     return names if profile is HandlerProfile.CLUSTER else names[:1]

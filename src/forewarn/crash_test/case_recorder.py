@@ -40,10 +40,8 @@ class _Waiter:
 class CaseRecorder:
     """Collects the observations of one case while it runs, and lets its script wait for some of them.
 
-    `clock` is the service's clock; times are its seconds since the recorder was made, or since `restart`. After
-    MAX_REQUESTS (5000) requests and connections, only some more are kept, those of the same kind at least
-    THINNED_INTERVAL_S (0.2 s) apart; all of them wake waiters. The attribute `problem` says why the case must not be
-    judged ("": it may be). `finish` ends the recording. Use it on one event loop.
+    After MAX_REQUESTS requests and connections, only some more are kept, those of the same kind at least
+    THINNED_INTERVAL_S apart; all of them wake waiters. `problem` says why the case must not be judged.
     """
 
     def __init__(self, clock: LabClock) -> None:
@@ -74,11 +72,7 @@ class CaseRecorder:
         await self._clock.sleep_until(self._clock.now() + seconds)
 
     def record(self, observation: Observation) -> None:
-        """Keep an observation and wake its waiters; does nothing after `finish`.
-
-        After 5000 requests and connections, a Disturbance is added that says so, and only some more are kept, those of
-        the same kind at least 0.2 s apart; all of them wake waiters.
-        """
+        """Keep an observation and wake its waiters; does nothing after `finish`."""
         if self._is_closed:
             return
         if isinstance(observation, _REQUESTS):
@@ -92,10 +86,7 @@ class CaseRecorder:
                     waiter.done.set()
 
     def restart(self) -> None:
-        """Begin again: the case starts now, and what was observed is dropped.
-
-        The last answers of probes stay, at the time 0. Waiters and `problem` stay too.
-        """
+        """Begin again: the case starts now, and what was observed is dropped."""
         self._started_at = self._clock.now()
         answers = {(item.vm, item.probe): item for item in self._observations if isinstance(item, ProbeAnswered)}
         self._observations = [msgspec.structs.replace(item, at=0.0) for item in answers.values()]
@@ -103,19 +94,12 @@ class CaseRecorder:
         self._last_kept.clear()
 
     def report_problem(self, problem: str) -> None:
-        """Set the attribute `problem`: why the case must not be judged, such as a machine that failed.
-
-        If there is a problem already, that one stays. Does nothing after `finish`.
-        """
+        """Set the attribute `problem`: why the case must not be judged, such as a machine that failed."""
         if not self._is_closed:
             self.problem = self.problem or problem
 
     async def wait_for(self, matches: Matches, *, within_s: float, times: int = 1) -> bool:
-        """Wait until `times` observations match, and return whether that happened within `within_s`.
-
-        Time is that of the service's clock, from this call. Earlier observations that were kept count too; with
-        `within_s` 0 only they do. `matches` is called with each observation.
-        """
+        """Wait until `times` observations match, and return whether that happened within `within_s`."""
         seen = sum(map(matches, self._observations))
         if seen >= times:
             return True

@@ -14,12 +14,7 @@ from forewarn.tomlfile import error_line
 
 
 class HandlerProfile(StrEnum):
-    """What a handler is for: SPOT, MAINTENANCE, CLUSTER or OBSERVER.
-
-    The profile decides which cases run and what a handler claims by default. SPOT saves work before a Spot VM is
-    evicted; MAINTENANCE prepares one VM for freezes, reboots and redeploys, and recovers; CLUSTER has a copy of the
-    handler on each of several VMs of a scope; OBSERVER only reports events.
-    """
+    """What a handler is for: SPOT, MAINTENANCE, CLUSTER or OBSERVER."""
 
     SPOT = "spot"  # saves work before a Spot VM is evicted
     MAINTENANCE = "maintenance"  # prepares one VM for freezes, reboots and redeploys, and recovers
@@ -28,11 +23,7 @@ class HandlerProfile(StrEnum):
 
 
 class Approves(StrEnum):
-    """Whose events a handler approves: NONE, OWN or SCOPE.
-
-    NONE: it never approves, which is allowed. OWN: events of its own VM, once that is prepared. SCOPE: events of all
-    VMs of its scope, as a leader among copies of the handler does.
-    """
+    """Whose events a handler approves: NONE, OWN or SCOPE."""
 
     NONE = "none"  # it never approves, which is allowed
     OWN = "own"  # events of its own VM, once that is prepared
@@ -40,10 +31,7 @@ class Approves(StrEnum):
 
 
 class HandlerClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler says it does; the crash test demands nothing else of it.
-
-    It comes from a claims file of the user, or is the default of the profile (DEFAULT_CLAIMS).
-    """
+    """What a handler says it does; the crash test demands nothing else of it."""
 
     approves: Approves = Approves.NONE  # whose events it approves
     prepares: bool = False  # it does something before NotBefore; a probe tells whether it has
@@ -66,12 +54,7 @@ _MAX_POLL_INTERVAL_S = 3600.0
 
 
 def load_claims(path: Path, profile: HandlerProfile) -> HandlerClaims:
-    """Read a claims file (TOML) and return its claims; missing claims get the defaults of the profile.
-
-    Its keys are approves (none, own or scope), prepares, recovers, survives-restart, one-shot (true or false) and
-    polls-every (a duration up to an hour). Raises Rejected, with the file and what to write instead, if it cannot be
-    read or has a wrong key or value.
-    """
+    """Read a claims file (TOML) and return its claims; missing claims get the defaults of the profile."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -80,11 +63,7 @@ def load_claims(path: Path, profile: HandlerProfile) -> HandlerClaims:
 
 
 def parse_claims(text: str, profile: HandlerProfile, *, source: str) -> HandlerClaims:
-    """Return the claims of a TOML text, with the keys of `load_claims`; `source` names it in messages.
-
-    The keys are approves, prepares, recovers, survives-restart, one-shot and polls-every. Claims that the text lacks
-    are the defaults of the profile. Raises Rejected if it is not TOML or has a wrong key or value.
-    """
+    """Return the claims of a TOML text, with the keys of `load_claims`; `source` names it in messages."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -105,10 +84,7 @@ def claims_template(profile: HandlerProfile) -> str:
 
 
 def claims_text(claims: HandlerClaims, origin: str) -> str:
-    """Return the text of a claims file with these claims, for `load_claims`.
-
-    `origin` is a sentence, without a line break, for its first line, a comment, that says where they come from.
-    """
+    """Return the text of a claims file with these claims, for `load_claims`."""
     return f'''# What this handler does. Nothing else is demanded of it. {origin}
 approves = "{claims.approves}"  # none, own (its own VM), or scope (all VMs that share its document)
 prepares = {_toml(claims.prepares)}  # it does something before an event starts; --prepared COMMAND shows whether it has
@@ -153,11 +129,7 @@ def _read_claim(key: str, value: object, source: str) -> object:
 
 
 def read_poll_interval(value: object, source: str) -> float:
-    """Return the seconds of a poll interval, given as a number of seconds or as text such as `5s`.
-
-    `source` begins the messages. Raises Rejected, with what to write instead, if it is not a duration above 0 and up to
-    an hour.
-    """
+    """Return the seconds of a poll interval, given as a number of seconds or as text such as `5s`."""
     try:
         seconds = float(value) if isinstance(value, int | float) else parse_duration(str(value))
     except ValueError as error:

@@ -11,11 +11,7 @@ from forewarn.store.interface import AppliedCommit
 
 
 def commit_recorder(recorder: CaseRecorder) -> Callable[[AppliedCommit], None]:
-    """Return a subscriber for `Store.subscribe` that records each publication, start and end of an event.
-
-    It records them in `recorder`, each once. Events that no document lists are left out. An event that starts at once
-    is recorded as published, without a NotBefore, and then as started.
-    """
+    """Return a subscriber for `Store.subscribe` that records each publication, start and end of an event."""
     recorded: set[tuple[str, EventState]] = set()
 
     def is_new(event: Event, state: EventState) -> bool:

@@ -18,10 +18,7 @@ _MAX_PATH_CHARACTERS = 200
 
 
 class RequestKind(StrEnum):
-    """What a handler's request is for: POLL, APPROVAL or OTHER.
-
-    POLL is a GET of the scheduled events, APPROVAL a POST to them, OTHER a request with another path or method.
-    """
+    """What a handler's request is for: POLL, APPROVAL or OTHER."""
 
     POLL = "poll"  # GET of the scheduled events
     APPROVAL = "approval"  # POST to the scheduled events
@@ -30,11 +27,7 @@ class RequestKind(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """One request of a handler through the proxy, and what it got; filled in while the answer is sent.
-
-    The connection of the proxy makes and changes it. Times are seconds since the start of the case, by the service's
-    clock.
-    """
+    """One request of a handler through the proxy, and what it got; filled in while the answer is sent."""
 
     request: HttpRequest  # of invalid HTTP only method and target
     at: float  # when the request was complete
@@ -62,10 +55,7 @@ class Exchange:
         return "" if target is None else target.parameter("api-version") or ""
 
     def concerns(self, answer: SpoiledAnswer) -> bool:
-        """Return whether this substitute answer is for a request of this kind and api-version.
-
-        How often the substitute may still be given is not considered.
-        """
+        """Return whether this substitute answer is for a request of this kind and api-version."""
         if self.version in answer.served_versions:
             return False
         match answer.concerns:
@@ -77,12 +67,7 @@ class Exchange:
                 return True
 
     def observation(self, vm: str, by: Poller) -> Polled | Approved | OtherRequest:
-        """Return what the timeline shows of this exchange: a poll, an approval, or another request.
-
-        `vm` is the VM's name, `by` who sent the request. Of a document, it shows the events that are also in the
-        service's own answer, and the first 20 others. Only a 200 can have a document. Method and path (without the
-        query) of another request are cut at 200 characters. Records nothing.
-        """
+        """Return what the timeline shows of this exchange: a poll, an approval, or another request."""
         match self.kind:
             case RequestKind.POLL:
                 return self._poll(vm, by)
@@ -155,11 +140,7 @@ class Exchange:
 
 
 def unreadable_request(raw: bytes) -> HttpRequest:
-    """Return the method and target that the first line of invalid HTTP names, "" where it has none.
-
-    The request has no headers and no body. `raw` is what was received, such as a request without Host or with a head
-    that is too long; the service refuses it.
-    """
+    """Return the method and target that the first line of invalid HTTP names, "" where it has none."""
     words = raw.lstrip(b"\r\n").partition(b"\n")[0].decode("latin-1").split()
     return HttpRequest(method=words[0] if words else "", target=words[1] if len(words) > 1 else "")
 

@@ -34,10 +34,10 @@ Span = tuple[float, float]  # from, until; seconds since the start of the case
 def obstructed_spans(observed: Observed, *, despite_disturbance: bool = False) -> list[Span]:
     """Return the spans of time that do not count against the handler, in order, without overlaps.
 
-    A span is (from, until), in seconds since the start of the case. In these spans the case or the platform had ended
-    the program of the judged VM or not started it yet, the program was starting after that (5 s at most), the platform
-    acted on its VM, or the case disturbed it, as with spoiled answers or a reboot, until a poll got a document again.
-    With `despite_disturbance`, such disturbances are left out: a handler must be able to use the answers.
+    In these spans the case or the platform had ended the program of the judged VM or not started it yet, the program
+    was starting after that (5 s at most), the platform acted on its VM, or the case disturbed it, as with spoiled
+    answers or a reboot, until a poll got a document again. With `despite_disturbance`, such disturbances are left out:
+    a handler must be able to use the answers.
     """
     timeline, vm = observed.timeline, observed.vm
     spans = [*_not_running(timeline, vm), *_acted_on(timeline, vm)]
@@ -47,20 +47,13 @@ def obstructed_spans(observed: Observed, *, despite_disturbance: bool = False) -
 
 
 def counted_s(spans: Sequence[Span], start: float, end: float) -> float:
-    """Return how many seconds between `start` and `end` count, that is, are in none of the spans.
-
-    `spans` do not overlap. 0 if `end` is before `start`.
-    """
+    """Return how many seconds between `start` and `end` count, that is, are in none of the spans."""
     lost = sum(max(0.0, min(end, until) - max(start, begin)) for begin, until in spans)
     return max(0.0, end - start - lost)
 
 
 def deadline_after(spans: Sequence[Span], start: float, seconds: float) -> float:
-    """Return the time at which `seconds` that count, outside of the spans, have passed since `start`.
-
-    `spans` are in order and do not overlap, as `obstructed_spans` returns them. `start` and the result are seconds
-    since the start of the case.
-    """
+    """Return the time at which `seconds` that count, outside of the spans, have passed since `start`."""
     at = start
     for begin, until in spans:
         if until <= at:
@@ -76,10 +69,10 @@ def why_machine_was_slow(observed: Observed, start: float, deadline: float, even
     """Return why a deadline cannot be held against the handler, as a clause; "" if it can.
 
     It cannot if the reference poller, a plain poller beside the handler, had no answer in the whole case, or got the
-    event (an id; "": none) only after the deadline or never. Nor can it if, between `start` and `deadline`, that poller
-    had no answer for more than 3 s and a quarter of the time, or the handler had to wait for a CPU for more than 3 s
-    and a tenth of the time. With an event and a handler that approves for its scope, the last reason counts for its
-    copy on any VM, as copies wait for each other. Times are seconds since the start of the case.
+    event only after the deadline or never. Nor can it if, between `start` and `deadline`, that poller had no answer for
+    more than 3 s and a quarter of the time, or the handler had to wait for a CPU for more than 3 s and a tenth of the
+    time. With a handler that approves for its scope, the last reason counts for its copy on any VM, as copies wait for
+    each other.
     """
     timeline = observed.timeline
     answered = [
@@ -107,10 +100,7 @@ def why_machine_was_slow(observed: Observed, start: float, deadline: float, even
 
 
 def _longest_starved(timeline: Timeline, start: float, end: float, only_vm: str) -> tuple[str, float]:
-    """Return the VM whose copy of the handler waited longest for a CPU in this time, and how long (s).
-
-    Looks at all VMs, or at `only_vm` alone unless it is "". ("", 0.0) if no copy was looked at in that time.
-    """
+    """Return the VM whose copy of the handler waited longest for a CPU in this time, and how long (s)."""
     waited: defaultdict[str, float] = defaultdict(float)
     for sample in timeline.of(ResourcesSampled, only_vm or None):
         if start < sample.at <= end:
@@ -119,10 +109,7 @@ def _longest_starved(timeline: Timeline, start: float, end: float, only_vm: str)
 
 
 def longest_gap(times: Sequence[float], start: float, end: float) -> float:
-    """Return the longest time between `start` and `end` that has none of these sorted times in it.
-
-    All `times` must be from `start` to `end`; without any, the result is `end - start`.
-    """
+    """Return the longest time between `start` and `end` that has none of these sorted times in it."""
     return max(intervals_between([start, *times, end]), default=0.0)
 
 
@@ -132,11 +119,7 @@ def is_spoiled(poll: Polled) -> bool:
 
 
 def disturbed_spans(observed: Observed) -> list[Span]:
-    """Return the spans in which the case disturbed the judged VM, in order, without overlaps.
-
-    A span is (from, until), in seconds since the start of the case. Disturbances without an end are left out, such as a
-    kill, and a substitute answer that lasted to the end of the case.
-    """
+    """Return the spans in which the case disturbed the judged VM, in order, without overlaps."""
     return _merge(
         (item.at, item.until)
         for item in observed.timeline.of(Disturbance)
@@ -167,10 +150,7 @@ def _started_up(timeline: Timeline, vm: str, started_at: float) -> float:
 
 
 def _spoiled(timeline: Timeline, vm: str) -> Iterator[Span]:
-    """Yield when the handler could get no document because the case spoiled its answers.
-
-    Such a span ends with the disturbance, or earlier with the first poll that got a document.
-    """
+    """Yield when the handler could get no document because the case spoiled its answers."""
     good = [
         poll.answered_at
         for poll in timeline.polls(vm)

@@ -31,8 +31,7 @@ _ERRORS_S = 5.0  # the shortest disturbance over which requests are counted
 class HandlerFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one crash test of a handler, over all cases; None where nothing could be measured.
 
-    Times are seconds of the service's clock. Cases that disturbed the handler count too; events are those of the judged
-    VM that the scripts published. Each accepted approval is at most one of early, late, repeated and for others.
+    Cases that disturbed the handler count too; events are those of the judged VM that the scripts published.
     """
 
     notice_p50_s: float | None = None  # from publication to the poll that got the event
@@ -56,11 +55,7 @@ class HandlerFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compute_figures(cases: Sequence[CaseTimeline]) -> HandlerFigures:
-    """Return the figures over all these timelines. A pure function.
-
-    Each is a tuple: the timeline of a case, the name of the judged VM, and the ids of the events that the script
-    published. p50 is the median. With no timelines, everything is None or 0.
-    """
+    """Return the figures over all these timelines. A pure function."""
     own = [(timeline, vm, event) for timeline, vm, ids in cases for event in _own_events(timeline, vm, ids)]
     noticed = [(event, timeline.delivered_at(event.event, vm)) for timeline, vm, event in own]
     delays = [at - event.at for event, at in noticed if at is not None]
@@ -92,11 +87,7 @@ def compute_figures(cases: Sequence[CaseTimeline]) -> HandlerFigures:
 
 
 def describe_figures(figures: HandlerFigures) -> list[tuple[str, str]]:
-    """Return the figures as pairs (label, text with unit), without those that were not measured.
-
-    The order is fixed: notice, preparation, recovery, approvals (always present), requests, memory. The pair `never
-    noticed` is there only for a count above 0.
-    """
+    """Return the figures as pairs (label, text with unit), without those that were not measured."""
     growth = figures.memory_growth_bytes
     rows = [
         ("noticed after", _seconds_text(figures.notice_p50_s, figures.notice_worst_s)),
@@ -246,10 +237,7 @@ def _rest_rate(timeline: Timeline, vm: str) -> float | None:
 
 
 def _error_rates(timeline: Timeline, vm: str) -> list[float]:
-    """Return the handler's requests a second during each disturbance of at least five seconds.
-
-    If it sent more than were recorded, only the time before that counts.
-    """
+    """Return the handler's requests a second during each disturbance of at least five seconds."""
     here = [item for item in timeline.of(Disturbance) if item.vm in ("", vm)]
     spans = [(item.at, item.until) for item in here if item.until is not None and item.until - item.at >= _ERRORS_S]
     thinned = min((item.at for item in here if THINNED_TEXT in item.text), default=timeline.ended_at)

@@ -23,13 +23,7 @@ class HandlerFix:
 
 
 def find_fixes(cases: Sequence[CaseResult]) -> list[HandlerFix]:
-    """Return everything to fix in the handler, most important first; [] if nothing failed or was slow.
-
-    Failures come before slowness; then the order is by cost, by common before rare cases, and by the number of cases
-    that show it. In a case, the failed demands count, or the slow ones if none failed; in an unknown case, none.
-    Demands with the same remedy are one fix, even in several cases; for a demand without a remedy, the fix is to make
-    its sentence true.
-    """
+    """Return everything to fix in the handler, most important first; [] if nothing failed or was slow."""
     found: dict[str, list[tuple[CaseResult, Finding]]] = {}
     for case in sorted(cases, key=_rank):
         for finding in case.verdict.findings:

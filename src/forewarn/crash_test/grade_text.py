@@ -11,11 +11,7 @@ from forewarn.crash_test.verdict import CaseOutcome, Severity
 
 
 def explain_grade(result: CrashTestResult) -> str:
-    """Return why the handler has this grade, as one sentence.
-
-    The sentence has the number of cases that decide the grade or, for an A, the number of cases that passed; if the
-    handler did not run, it says so.
-    """
+    """Return why the handler has this grade, as one sentence."""
     because = [case for case in result.cases if case.id in result.grade.because]
     count = _count_cases(len(because))
     match result.grade.grade:
@@ -36,10 +32,7 @@ def explain_grade(result: CrashTestResult) -> str:
 
 
 def count_outcomes(cases: Sequence[CaseResult]) -> str:
-    """Return how many cases had which outcome, as text such as `3 fail, 2 slow, 40 pass`.
-
-    The order is fail, unknown, slow, pass, not applicable. Outcomes that no case had are left out; "" without cases.
-    """
+    """Return how many cases had which outcome, as text such as `3 fail, 2 slow, 40 pass`."""
     counts = Counter(case.outcome for case in cases)
     order = (CaseOutcome.FAIL, CaseOutcome.UNKNOWN, CaseOutcome.SLOW, CaseOutcome.PASS, CaseOutcome.NOT_APPLICABLE)
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in order if counts[outcome])

@@ -11,12 +11,7 @@ from forewarn.crash_test.verdict import CaseOutcome, Severity, Verdict
 
 
 class Grade(StrEnum):
-    """The grade of a handler in one profile: A, B, C, D, F, INCOMPLETE or NOT_RUN.
-
-    A: nothing failed or was slow. B: at worst slow, or noise. C: it delays the platform. D: it loses work in a rare
-    case. F: it loses work in a common case, or touches another VM. INCOMPLETE: it is not known whether it loses work,
-    and nothing is worse than B. NOT_RUN: the handler did not run, or no case was applicable.
-    """
+    """The grade of a handler in one profile: A, B, C, D, F, INCOMPLETE or NOT_RUN."""
 
     # The values are part of the JSON report.
     A = "A"  # nothing failed or was slow
@@ -29,10 +24,7 @@ class Grade(StrEnum):
 
 
 class GradeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A grade, and the cases that decide it, in the order of the verdicts.
-
-    Without an applicable case, or if the handler did not run, both tuples are empty.
-    """
+    """A grade, and the cases that decide it, in the order of the verdicts."""
 
     grade: Grade  # the worst that a case allows
     because: tuple[str, ...] = ()  # ids of the cases that would have to change for a better grade; () for an A
@@ -40,12 +32,7 @@ class GradeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grade_handler(verdicts: Sequence[Verdict]) -> GradeReport:
-    """Return the grade that follows from the verdicts of one profile, with the cases that decide it.
-
-    The worst case decides: a failure that loses work gives an F, or a D if the case is rare; one that touches another
-    VM an F, one that delays the platform a C; noise and slowness a B. If an outcome is unknown and its failure would
-    lose work, the handler has no A or B: it is incomplete. Without an applicable case the grade is NOT_RUN.
-    """
+    """Return the grade that follows from the verdicts of one profile, with the cases that decide it."""
     applicable = [verdict for verdict in verdicts if verdict.outcome is not CaseOutcome.NOT_APPLICABLE]
     if not applicable:
         return GradeReport(grade=Grade.NOT_RUN)

@@ -21,7 +21,7 @@ _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")  # the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSpec:
-    """Which handler program runs on which VM, and where its files are; the machines of handlers take it.
+    """Which handler program runs on which VM, and where its files are.
 
     The handler starts with copies of the files of `user_directory`. Only directories, and files over 256 KiB or beyond
     8 MiB in all, are links to the user's own, which the handler can change.
@@ -37,12 +37,7 @@ class HandlerSpec:
 
 
 def copy_user_directory(source: Path, target: Path) -> None:
-    """Make the files of `source` visible in the directory `target`: small ones as copies, others as links.
-
-    Small is up to 256 KiB, and 8 MiB in all. Directories become links too, so files in them are shared. Sockets and
-    pipes are left out, and so is everything after the first 5000 entries, by name. Entries that cannot be read are
-    skipped. `target` exists and is empty. Raises OSError if `source` cannot be listed.
-    """
+    """Make the files of `source` visible in the directory `target`: small ones as copies, others as links."""
     left = _MAX_COPIED_TOTAL
     for entry in sorted(source.iterdir())[:_MAX_ENTRIES]:
         with suppress(OSError):
@@ -54,14 +49,7 @@ def copy_user_directory(source: Path, target: Path) -> None:
 
 
 def prepare_vm_files(spec: HandlerSpec) -> VmFiles:
-    """Create the directories for the private files of a VM of namespaces, and return what to mount in it.
-
-    The directories are in `spec.directory`, where they must not exist yet. The VM's disk, of 32 MiB, starts with the
-    files of the user's directory: small ones as copies, large ones and directories as links to the user's own (see
-    `copy_user_directory`). Of the machine's /tmp the VM sees only what the handler needs: its files, its program, and
-    the paths in its environment. Mounts nothing. Raises OSError if a directory cannot be created, or the user's cannot
-    be listed.
-    """
+    """Create the directories for the private files of a VM of namespaces, and return what to mount in it."""
     names = ("disk", "contents", "tmp", "ephemeral")
     disk, contents, tmp, _ = directories = [spec.directory / name for name in names]
     for directory in directories:
@@ -89,21 +77,13 @@ def _shared_tmp_entries(spec: HandlerSpec) -> tuple[str, ...]:
 
 
 def vm_environment(spec: HandlerSpec, files: VmFiles) -> dict[str, str]:
-    """Return the environment of a handler in a VM of namespaces: that of `spec`, with its PWD and TMPDIR.
-
-    The variables of proxies for http are left out, those for https stay.
-    """
+    """Return the environment of a handler in a VM of namespaces: that of `spec`, with its PWD and TMPDIR."""
     kept = {name: value for name, value in spec.environment.items() if name not in _PROXY_VARIABLES}
     return {**kept, "PWD": str(files.disk), "TMPDIR": str(TMP)}
 
 
 def resolve_command(spec: HandlerSpec) -> tuple[str, ...]:
-    """Return the command of `spec`, the program first, for another working directory than the user's.
-
-    A program with a slash becomes an absolute path, below the user's directory if it was relative, and so does an
-    argument with a part `..` that names an existing file or directory. Other arguments stay, because the copy has their
-    files.
-    """
+    """Return the command of `spec`, the program first, for another working directory than the user's."""
     program, *arguments = spec.command
     if "/" in program:
         program = os.path.abspath(spec.user_directory / program)

@@ -27,11 +27,9 @@ _DISK_COMMAND_S = 20.0
 class HandlerProcess:
     """The handler's program on one VM, over all its runs; `recorder` gets its starts, exits and output.
 
-    The recorder also gets samples of what the program uses; of the output, it gets the first 999 lines, each up to 1000
-    characters, and a note if there are more. This is the only user of `machine`, where the processes run. `vm` is the
-    VM's name. If `restart_after_exit_s` is not None, the program is started again this long (real time) after it has
-    ended by itself, as a timer or a supervisor does. Call `open`, then `boot`, and `close` at the end. The owner of the
-    proxy sets `count_connections` to a function that returns the number of open connections to the endpoint.
+    This is the only user of `machine`. If `restart_after_exit_s` is not None, the program is started again this long
+    (real time) after it has ended by itself, as a timer or a supervisor does. Call `open`, then `boot`, and `close` at
+    the end.
     """
 
     def __init__(
@@ -65,18 +63,11 @@ class HandlerProcess:
         return self._is_up
 
     async def open(self) -> socket.socket:
-        """Return the listening socket of the VM's metadata endpoint, which the caller closes; starts nothing.
-
-        Call it first, and once.
-        """
+        """Return the listening socket of the VM's metadata endpoint, which the caller closes; starts nothing."""
         return await self._machine.open(self._on_output, self._on_exit)
 
     async def boot(self) -> None:
-        """Start the program as at a boot, unless the VM is up. Raises Refused if it cannot be executed.
-
-        Records the start; does not wait for the program's end. Of a handler that runs elsewhere, it only notes that the
-        VM is up.
-        """
+        """Start the program as at a boot, unless the VM is up. Raises Refused if it cannot be executed."""
         async with self._lock:
             if not self._is_up:
                 await self._boot()
@@ -84,11 +75,8 @@ class HandlerProcess:
     async def kill(self, *, restart_after_s: float | None) -> bool:
         """Kill all processes of the program with SIGKILL, and start it again after `restart_after_s`.
 
-        `restart_after_s` is real time; None: it is not started again. Returns True when the processes have ended,
-        before the restart. The boot id and the files stay. Waits first for a freeze, reboot or shutdown under way. A
-        program that had ended by itself is also started again. Does nothing and returns False if the VM is not up.
-        Raises Refused if the program runs elsewhere. If it cannot be executed at the restart, that is a problem of the
-        case. Raises OSError if the VM is gone.
+        Returns True when the processes have ended, before the restart; False if the VM is not up. Waits first for a
+        freeze, reboot or shutdown under way.
         """
         self._require_control()
         async with self._lock:
@@ -100,12 +88,7 @@ class HandlerProcess:
         return True
 
     async def reboot(self, *, is_abrupt: bool, down_s: float) -> bool:
-        """End all processes, wait for `down_s` (real time), and boot; return whether the VM was up.
-
-        Processes get SIGTERM and two seconds, or with `is_abrupt` SIGKILL at once. Returns when the program runs again;
-        if the VM is not up, returns at once and does nothing. Waits first for a freeze or reboot under way. Raises
-        Refused if the program runs elsewhere, or cannot be executed any more: then the VM stays down.
-        """
+        """End all processes, wait for `down_s` (real time), and boot; return whether the VM was up."""
         self._require_control()
         async with self._lock:
             if not self._is_up:
@@ -117,12 +100,7 @@ class HandlerProcess:
             return True
 
     async def freeze(self, seconds: float) -> None:
-        """Stop all processes for this many seconds of real time, and return when they continue.
-
-        Waits first for another freeze, a reboot or a shutdown under way. Does nothing if the VM is not up. Commands of
-        `run_command` do not run meanwhile. If this call is cancelled, the processes continue at once. The processes of
-        a handler that runs elsewhere go on, and only the time passes.
-        """
+        """Stop all processes for this many seconds of real time, and return when they continue."""
         async with self._lock:
             if not self._is_up:
                 return
@@ -135,23 +113,14 @@ class HandlerProcess:
                 self._is_frozen = False
 
     async def shut_down(self) -> None:
-        """End all processes, with SIGTERM and after two seconds SIGKILL, and return when they have ended.
-
-        The program is not started again before `boot`. Does nothing if the VM is not up.
-        """
+        """End all processes, with SIGTERM and after two seconds SIGKILL, and return when they have ended."""
         async with self._lock:
             if self._is_up:
                 self._is_up = False
                 await self._end_processes(signal.SIGTERM)
 
     async def run_command(self, command: str, timeout_s: float) -> int | None:
-        """Run a shell command beside the handler, without output; return its exit status.
-
-        It runs inside a VM of namespaces; for other handlers on this machine, in the handler's directory or, if the
-        handler runs elsewhere, in the current one. None if the VM is not up, is frozen or is gone, or the command was
-        ended by a signal or took longer than `timeout_s` (real time, which includes the wait for another command that
-        is running).
-        """
+        """Run a shell command beside the handler, without output; return its exit status."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         try:
@@ -169,11 +138,7 @@ class HandlerProcess:
             self._command_lock.release()
 
     async def fill_disk(self) -> bool:
-        """Fill the VM's disk with a file, until `free_disk`; return whether it is full, after up to 20 s.
-
-        Returns False if the VM is not up or is frozen, or if it takes longer. Raises Refused if the VM has no disk of
-        its own, or the program runs elsewhere.
-        """
+        """Fill the VM's disk with a file, until `free_disk`; return whether it is full, after up to 20 s."""
         self._require_control()
         if not self._machine.has_own_disk:
             raise Refused("only a VM of namespaces has a disk that can be filled: run this case without --endpoint-env")
@@ -181,19 +146,12 @@ class HandlerProcess:
         return await self.run_command(f"cat /dev/zero > {_FILL_FILE}", _DISK_COMMAND_S) is not None
 
     async def free_disk(self) -> bool:
-        """Remove the file of `fill_disk`, after a freeze or reboot under way; return whether that succeeded.
-
-        It succeeds if there is no such file, and fails if the VM is not up.
-        """
+        """Remove the file of `fill_disk`, after a freeze or reboot under way; return whether that succeeded."""
         async with self._lock:
             return await self.run_command(f"rm -f {_FILL_FILE}", _DISK_COMMAND_S) == 0
 
     async def close(self) -> None:
-        """Kill all processes of the handler, and cancel restarts that wait; within 10 s. May be called twice.
-
-        Errors are ignored. A handler that runs elsewhere goes on. The creator of the machine closes the machine, after
-        the event loop has ended.
-        """
+        """Kill all processes of the handler, and cancel restarts that wait; within 10 s. May be called twice."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -204,10 +162,7 @@ class HandlerProcess:
                 await self._machine.end_processes(signal.SIGKILL)
 
     async def sample_forever(self) -> None:
-        """Record once a second (real time) what the handler uses, while its program runs, until cancelled.
-
-        A sample waits for the end of a command of `run_command`, whose processes must not count.
-        """
+        """Record once a second (real time) what the handler uses, while its program runs, until cancelled."""
         while True:
             await asyncio.sleep(_SAMPLE_INTERVAL_S)
             async with self._command_lock:

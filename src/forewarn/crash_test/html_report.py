@@ -32,11 +32,7 @@ _GROUPS = {  # the cases that need attention come first
 
 
 def html_report(result: CrashTestResult) -> str:
-    """Return the text of one HTML file with the whole result, which needs nothing else to be shown.
-
-    Of the handler's output in a case, it has the last 60 lines. All text of the handler is escaped, and unprintable
-    characters are replaced. Writes no file.
-    """
+    """Return the text of one HTML file with the whole result, which needs nothing else to be shown."""
     fixes = find_fixes(result.cases)
     return _template().render(
         result=result,

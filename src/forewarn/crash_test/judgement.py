@@ -26,10 +26,7 @@ _ORDINALS = ("the event", "the second event", "the third event", "the fourth eve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """When something should have happened: until `soon` it is in time, until `late` slow, later a failure.
-
-    All times are seconds since the start of the case, by the service's clock.
-    """
+    """When something should have happened: until `soon` it is in time, until `late` slow, later a failure."""
 
     start: float  # from when on the time counts
     soon: float  # until then, included, it is in time
@@ -40,10 +37,8 @@ class Deadline:
 def judge_deadline(observed: Observed, at: float | None, deadline: Deadline, *, seen: str, missing: str) -> Judgement:
     """Judge whether something happened in time; `at` is when it did, None if it did not.
 
-    Returns the outcome, a text for the report, and the times that it is about: `at`, or none. `seen` says when it
-    happened, `missing` that it did not, each as a clause. If it happened until `soon`, it passes. Otherwise the outcome
-    is unknown if the machine was too slow (see `why_machine_was_slow`), or if it did not happen and the case ended
-    before `late`; until `late` it is slow, and later or never it fails. Times are seconds since the start of the case.
+    If it happened until `soon`, it passes. Otherwise the outcome is unknown if the machine was too slow, or if it did
+    not happen and the case ended before `late`; until `late` it is slow, and later or never it fails.
     """
     times = () if at is None else (at,)
     if at is not None and at <= deadline.soon:
@@ -61,10 +56,7 @@ def judge_deadline(observed: Observed, at: float | None, deadline: Deadline, *, 
 
 
 def event_name(index: int) -> str:
-    """Return how demands name the script's event with this number, from 0.
-
-    The names are `the event`, `the second event` and so on; from the fifth on `event 5`.
-    """
+    """Return how demands name the script's event with this number, from 0."""
     return _ORDINALS[index] if index < len(_ORDINALS) else f"event {index + 1}"
 
 
@@ -76,18 +68,12 @@ def published_event(observed: Observed, index: int) -> EventPublished | None:
 
 
 def not_published(index: int) -> Judgement:
-    """Return the judgement, unknown, for an event (by number, from 0) that the script has not published.
-
-    The judgement has an outcome, a text for the report, and no times.
-    """
+    """Return the judgement, unknown, for an event (by number, from 0) that the script has not published."""
     return CaseOutcome.UNKNOWN, f"the case ended before it published {event_name(index)}", ()
 
 
 def started_at(observed: Observed, event: EventPublished) -> float | None:
-    """Return when the platform started this event, else its NotBefore; None: neither is known.
-
-    The time is in seconds since the start of the case.
-    """
+    """Return when the platform started this event, else its NotBefore; None: neither is known."""
     found = next((item.at for item in observed.timeline.of(EventStarted) if item.event == event.event), None)
     return event.not_before if found is None else found
 
@@ -98,10 +84,7 @@ def ended_event(observed: Observed, event: EventPublished) -> EventEnded | None:
 
 
 def approvals_of(observed: Observed, event: EventPublished, *, on_all_vms: bool = False) -> list[Approved]:
-    """Return the handler's approvals of this event on the judged VM, or on all VMs, in order.
-
-    Refused approvals are included, those of the reference poller are not. Ids are compared ignoring letter case.
-    """
+    """Return the handler's approvals of this event on the judged VM, or on all VMs, in order."""
     wanted = event.event.casefold()
     return [
         approval
@@ -118,9 +101,8 @@ def is_accepted(approval: Approved) -> bool:
 def why_notice_is_too_short(observed: Observed, event: EventPublished) -> str:
     """Return why the event's notice is too short for the handler's claims, as a clause; "": it is not.
 
-    It is too short if it is below the claimed poll interval plus 5 s, but never for an eviction (Preempt) or an event
-    without notice. A handler for reboots may poll rarely, because they are announced 15 minutes ahead; a case that
-    announces one later cannot hold that against it.
+    A handler for reboots may poll rarely, because they are announced 15 minutes ahead; a case that announces one later
+    cannot hold that against it.
     """
     if event.kind == "Preempt" or event.not_before is None:
         return ""
@@ -131,19 +113,13 @@ def why_notice_is_too_short(observed: Observed, event: EventPublished) -> str:
 
 
 def probe_state(observed: Observed, probe: Probe, at: float) -> bool | None:
-    """Return the last answer of a probe on the judged VM until `at`: True for yes; None: no answer yet.
-
-    `at` is in seconds since the start of the case, and included.
-    """
+    """Return the last answer of a probe on the judged VM until `at`: True for yes; None: no answer yet."""
     answers = [item.is_yes for item in _answers(observed, probe) if item.at <= at]
     return answers[-1] if answers else None
 
 
 def turns_to_yes(observed: Observed, probe: Probe, start: float, end: float) -> list[float]:
-    """Return when the answer of a probe on the judged VM turned to yes, after `start` and until `end`.
-
-    The times are in order. A first answer of yes counts.
-    """
+    """Return when the answer of a probe on the judged VM turned to yes, after `start` and until `end`."""
     return [
         item.at
         for earlier, item in zip([None, *_answers(observed, probe)], _answers(observed, probe), strict=False)
@@ -152,10 +128,7 @@ def turns_to_yes(observed: Observed, probe: Probe, start: float, end: float) -> 
 
 
 def turns_to_no(observed: Observed, probe: Probe, start: float, end: float) -> list[float]:
-    """Return when the answer of a probe on the judged VM turned to no, after `start` and until `end`.
-
-    The times are in order. A first answer of no counts.
-    """
+    """Return when the answer of a probe on the judged VM turned to no, after `start` and until `end`."""
     return [item.at for item in _answers(observed, probe) if not item.is_yes and start < item.at <= end]
 
 

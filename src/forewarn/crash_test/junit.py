@@ -12,12 +12,7 @@ from forewarn.crash_test.verdict import CaseOutcome, Finding, Severity
 
 
 def junit_xml(result: CrashTestResult, expected: Mapping[str, str] | None = None) -> bytes:
-    """Return the result as JUnit XML in UTF-8: one `testsuite` with a `testcase` for each case.
-
-    The suite's `properties` have the grade and how the crash test was run. A failed case is a failure; an unknown one
-    is an error if it may lose work, else skipped. A case that is not applicable is skipped, and so is a failure that
-    `expected` names (case id → reason; None: none); a slow case passes. Unprintable characters are replaced.
-    """
+    """Return the result as JUnit XML in UTF-8: one `testsuite` with a `testcase` for each case."""
     expected = expected or {}
     kinds = Counter(_kind(case, expected) for case in result.cases)
     root = ElementTree.Element("testsuites")

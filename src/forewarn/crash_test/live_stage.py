@@ -59,10 +59,7 @@ _OPERATIONS: dict[str, RequestedOperation] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSetup:
-    """What `open_live_stage` makes a live stage from: fleet, machines of handlers, probes and clock.
-
-    Its machines must not have been opened; a name in `machines` must be one of the fleet.
-    """
+    """What `open_live_stage` makes a live stage from: fleet, machines of handlers, probes and clock."""
 
     fleet: DeclaredFleet  # its first VM is the one whose handler is judged
     machines: Mapping[str, HandlerMachine]  # of the VMs with a handler, by name; their creator closes them afterwards
@@ -74,15 +71,7 @@ class StageSetup:
 
 
 class LiveStage:
-    """A `Stage` on which the handler really runs; `open_live_stage` makes it, for one case.
-
-    Seconds are those of the service's clock, which are real seconds unless the case runs at another speed. A `vm` is a
-    name; None means the attribute `vm`, the judged VM. Methods `until_…` return whether it happened within `within_s`.
-    The attribute `events` has the events that the script published, in order. The argument `vms` names all VMs, the
-    judged one first; `handlers` and `proxies` are those of the VMs with a handler, by name. `neighbours` are the names
-    of the other VMs, in order. `recorder` gets the observations; `hypervisor` performs acts; `speed` is seconds of the
-    service's clock per real second. `service` is the lab that answers the handler.
-    """
+    """A `Stage` on which the handler really runs; `open_live_stage` makes it, for one case."""
 
     def __init__(
         self,
@@ -107,13 +96,6 @@ class LiveStage:
         self._substitutes: dict[str, Disturbance] = {}  # VM → the substitute answer in use, since when
 
     async def publish(self, kind: str, *, vm: str | None = None, notice_s: float | None = None) -> StageEvent:
-        """Publish a Freeze, Reboot, Redeploy, Preempt or Terminate of a VM, and return the event.
-
-        `vm` is a name; None: the judged VM. `notice_s` is in seconds of the service's clock; None or 0: the usual
-        notice. The notice may be below the platform's minimum. A Freeze is an update of the VM's host, and concerns all
-        VMs there; the VM's user requests a Reboot, Redeploy or Terminate. Raises Rejected for another kind or a bad
-        notice, NotFound for an unknown VM, Refused if the state of the VM or a pending event forbids it.
-        """
         name, notice = vm or self.vm, RequestedNotice(notice_s)
         if kind == "Freeze":
             event = await lab_requests.request_host_maintenance(self._service, RolloutImpact.UPDATE, name, notice)
@@ -124,21 +106,11 @@ class LiveStage:
         return self._remember(event)
 
     async def fail_host(self, *, vm: str | None = None) -> StageEvent:
-        """Fail the host of a VM, and return the VM's event: a Redeploy that is Started when it first appears.
-
-        `vm` is a name; None: the judged VM. The host stays failed. Raises NotFound for an unknown VM, Refused if the
-        host has failed already or no other host can take the VM.
-        """
         row = find_vm(self._service, vm or self.vm)
         events = await lab_requests.fail_host(self._service, row.host)
         return self._remember(next(event for event in events if row.name in event.vms))
 
     async def withdraw(self, event: StageEvent) -> None:
-        """Withdraw an event that has not started; it disappears from documents.
-
-        If the event has started or is over, nothing changes and nothing is raised; the timeline gets a disturbance that
-        says which of the two it was.
-        """
         requests = self._service.control.requests
         try:
             await requests.withdraw(event.id, who=TEST_ACTOR)
@@ -148,11 +120,6 @@ class LiveStage:
         await self._service.settle()
 
     async def until_polled(self, *, vm: str | None = None, times: int = 1, within_s: float = 30.0) -> bool:
-        """Wait until the handler on this VM has polled `times` times from now on, with any answer or none.
-
-        `vm` is a name; None: the judged VM. Polls that arrived before this call do not count. Returns True then, and
-        False after `within_s` seconds of the service's clock.
-        """
         name, now = vm or self.vm, self._recorder.now()
         return await self._recorder.wait_for(
             lambda seen: isinstance(seen, Polled) and (seen.by, seen.vm) == (Poller.HANDLER, name) and seen.at >= now,
@@ -161,51 +128,26 @@ class LiveStage:
         )
 
     async def until_delivered(self, event: StageEvent, *, vm: str | None = None, within_s: float = 30.0) -> bool:
-        """Wait until a poll of the handler on this VM got a whole document with this event.
-
-        `vm` is a name; None: the judged VM. A poll before this call counts. Returns True then, and False after
-        `within_s` seconds of the service's clock.
-        """
         name = vm or self.vm
         return await self._recorder.wait_for(lambda seen: _is_delivery(seen, event.id, name), within_s=within_s)
 
     async def until_approved(self, event: StageEvent, *, within_s: float) -> bool:
-        """Wait until a handler on any VM has approved this event and got a 2xx; earlier approvals count.
-
-        Returns True then, and False after `within_s` seconds of the service's clock.
-        """
         return await self._recorder.wait_for(lambda seen: _is_success(seen, event.id), within_s=within_s)
 
     async def until_started(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
-        """Wait until the platform has started this event; True at once if it has.
-
-        Returns False after `within_s` seconds of the service's clock, also if the event was withdrawn.
-        """
         return await self._recorder.wait_for(
             lambda seen: isinstance(seen, EventStarted) and seen.event == event.id, within_s=within_s
         )
 
     async def until_over(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
-        """Wait until this event is over, carried out or withdrawn; True at once if it is.
-
-        Returns False after `within_s` seconds of the service's clock.
-        """
         return await self._recorder.wait_for(
             lambda seen: isinstance(seen, EventEnded) and seen.event == event.id, within_s=within_s
         )
 
     async def wait(self, seconds: float) -> None:
-        """Wait for this many seconds of the service's clock; returns at once for 0 or less."""
         await self._recorder.sleep(seconds)
 
     def substitute(self, answer: SpoiledAnswer | None, *, vm: str | None = None, times: int | None = None) -> None:
-        """Answer the handler on this VM with `answer` from now on; None: with the service's own answers.
-
-        It takes the place of an earlier substitute. It is given at most `times` times (None: without a limit), to the
-        requests that its fields name; where it leaves an answer as it is, that does not count. A substitute that
-        refuses connections lasts until the next call, ignoring `times`. The timeline gets a disturbance for its
-        duration. `vm` is a name; None: the judged VM. Raises Refused if no handler runs on the VM.
-        """
         name = vm or self.vm
         self._proxy(name).substitute(answer, times)
         self._end_substitute(name, self._recorder.now())
@@ -213,13 +155,6 @@ class LiveStage:
             self._substitutes[name] = Disturbance(at=self._recorder.now(), vm=name, text=answer.name)
 
     async def kill_handler(self, *, vm: str | None = None, restart_after_s: float | None = 1.0) -> None:
-        """Kill all processes of the handler with SIGKILL, and start it again after `restart_after_s`.
-
-        `restart_after_s` is in seconds of the service's clock; None: it is not started again. Returns when the
-        processes have ended, before the restart. Waits first for a freeze or reboot under way. Files stay. `vm` is a
-        name; None: the judged VM. If the VM is down, that is a problem of the case. Raises Refused if no handler runs
-        on the VM, or if it runs elsewhere.
-        """
         name, at = vm or self.vm, self._recorder.now()
         restart_after_s = None if restart_after_s is None else restart_after_s / self._speed
         if await self._handler(name).kill(restart_after_s=restart_after_s):
@@ -228,12 +163,6 @@ class LiveStage:
             self._recorder.report_problem(f"the handler on VM {name!r} could not be killed: the VM is down")
 
     async def reboot_vm(self, *, vm: str | None = None) -> None:
-        """Reboot a VM without any event: all its processes are killed, and the handler starts as at a boot.
-
-        Returns when the handler has been started, about two seconds of the service's clock later. Its /tmp is empty
-        then; its other files stay. `vm` is a name; None: the judged VM. If the VM is down, that is a problem of the
-        case. Raises Refused if no handler runs on the VM, it runs elsewhere, or its program can no longer be executed.
-        """
         name, at = vm or self.vm, self._recorder.now()
         if await self._handler(name).reboot(is_abrupt=True, down_s=_UNPLANNED_DOWN_S / self._speed):
             self._recorder.record(Disturbance(at=at, vm=name, text="the VM rebooted", until=self._recorder.now()))
@@ -241,12 +170,6 @@ class LiveStage:
             self._recorder.report_problem(f"VM {name!r} could not be rebooted: it is down")
 
     async def fill_disk(self, *, vm: str | None = None) -> None:
-        """Fill the disk on which the handler may write, until `free_disk`; returns when it is full.
-
-        Takes up to 20 s of real time. `vm` is a name; None: the judged VM. If the VM is down or frozen, or the disk is
-        not full in that time, that is a problem of the case. Raises Refused outside of namespaces, and if no handler
-        runs on the VM.
-        """
         name = vm or self.vm
         if await self._handler(name).fill_disk():
             self._disturb("the disk was filled", vm=name)
@@ -256,11 +179,6 @@ class LiveStage:
             )
 
     async def free_disk(self, *, vm: str | None = None) -> None:
-        """Undo `fill_disk`: the disk has space again, after a freeze or reboot under way.
-
-        `vm` is a name; None: the judged VM. Does nothing if the VM is down. Raises Refused if no handler runs on the
-        VM.
-        """
         name = vm or self.vm
         if await self._handler(name).free_disk():
             self._disturb("the disk has space again", vm=name)
@@ -273,10 +191,8 @@ class LiveStage:
     async def until_at_rest(self, *, within_s: float, settles_within_s: float) -> bool:
         """Wait until the handler has polled twice, and begin the timeline anew; False if it does not poll.
 
-        `within_s` limits the wait for the polls. Then waits up to `settles_within_s` until the probe `prepared` has
-        said no once since the stage was opened, because the handler may have to recover from an earlier case (0: do not
-        wait). Returns True even if it never said no. Time 0 of the new timeline is after both waits; only the last
-        answer of each probe is kept. Both are seconds of the service's clock.
+        Then waits up to `settles_within_s` until the probe `prepared` has said no once, because the handler may have to
+        recover from an earlier case.
         """
         if not await self.until_polled(times=2, within_s=within_s):
             return False
@@ -288,10 +204,7 @@ class LiveStage:
         return True
 
     def finish(self) -> Timeline:
-        """Stop recording, and return the timeline of the case, which ends now. Call it once.
-
-        Substitutes in use and impacts under way are in the timeline without an end.
-        """
+        """Stop recording, and return the timeline of the case, which ends now. Call it once."""
         for name in list(self._substitutes):
             self._end_substitute(name, None)
         self._hypervisor.record_running_impacts()
@@ -324,10 +237,7 @@ class LiveStage:
 async def open_live_stage(setup: StageSetup) -> AsyncIterator[LiveStage]:
     """Start the lab, the proxies, the reference poller and the handlers, for the time of a block.
 
-    It is an async context manager for the `LiveStage`; at its end all of them end, except handlers elsewhere. Raises
-    Refused if the handler cannot be started, NotFound for a machine of a VM outside of the fleet, OSError if a machine
-    or socket fails, and what `open_lab_service` raises; what fails later is a problem of the case. Call
-    `LiveStage.finish` in the block: what happens while the stage closes does not belong to the timeline.
+    Call `LiveStage.finish` in the block: what happens while the stage closes does not belong to the timeline.
     """
     real = read_real_time()
     clock = LabClock(ClockSetting(lab_at=real + setup.clock_offset_s, real_at=real, speed=setup.speed))
@@ -434,10 +344,7 @@ def _open_connections(proxy: Proxy) -> int:
 
 
 def _background_runner(stack: AsyncExitStack, recorder: CaseRecorder) -> Callable[[Coroutine[Any, Any, None]], None]:
-    """Return a function that runs a coroutine beside the script; the stack cancels all of them.
-
-    One that fails is a problem of the case.
-    """
+    """Return a function that runs a coroutine beside the script; the stack cancels all of them."""
     tasks: set[asyncio.Task[None]] = set()
 
     def on_done(task: asyncio.Task[None]) -> None:

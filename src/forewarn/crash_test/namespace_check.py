@@ -17,10 +17,7 @@ from forewarn.errors import Refused
 
 
 def main() -> int:
-    """Create a VM of namespaces as a case does, end it, and return the exit status; nothing is left.
-
-    The status is 0 if this machine allows that; else 1, and the kernel's reason is printed to stdout.
-    """
+    """Create a VM of namespaces as a case does, end it, and return the exit status; nothing is left."""
     with tempfile.TemporaryDirectory(prefix="forewarn-check-", ignore_cleanup_errors=True) as text:
         directory, empty = Path(text) / "vm", Path(text) / "empty"
         directory.mkdir()

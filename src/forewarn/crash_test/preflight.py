@@ -28,11 +28,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def require_handler(command: Sequence[str]) -> None:
-    """Raise Rejected unless the first word of this command is an executable program; runs nothing.
-
-    The program is looked up in the PATH or, with a slash, from the current directory. An empty command is also
-    Rejected.
-    """
+    """Raise Rejected unless the first word of this command is an executable program; runs nothing."""
     if not command:
         raise Rejected("no handler is given: write its command after `--`")
     program = command[0]
@@ -49,10 +45,7 @@ def require_handler(command: Sequence[str]) -> None:
 
 
 def require_namespaces() -> None:
-    """Raise Refused if this machine allows no VMs of namespaces; creates one for a moment to find out.
-
-    Blocks, for a minute at most; Refused too if that was not enough.
-    """
+    """Raise Refused if this machine allows no VMs of namespaces; creates one for a moment to find out."""
     try:
         done = subprocess.run(
             [sys.executable, *_NAMESPACE_CHECK], capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S, check=False
@@ -71,19 +64,13 @@ def _namespaces_refused(reason: str) -> Refused:
 
 
 def require_variable_name(name: str) -> None:
-    """Raise Rejected unless this can be the name of an environment variable.
-
-    That is ASCII letters, digits and underscores, not a digit first.
-    """
+    """Raise Rejected unless this can be the name of an environment variable."""
     if not _VARIABLE.fullmatch(name):
         raise Rejected(f"--endpoint-env {name!r} is not the name of a variable: write letters, digits and underscores")
 
 
 def require_vm_name(name: str) -> None:
-    """Raise Rejected unless a VM can have this name.
-
-    A name has 1 to 64 printable characters, without braces, slashes and backslashes, and without blanks around it.
-    """
+    """Raise Rejected unless a VM can have this name."""
     try:
         declared = declare_case_fleet(Layout.SET, name).vms[0].name
     except Rejected:
@@ -93,11 +80,7 @@ def require_vm_name(name: str) -> None:
 
 
 def require_writable(path: Path, option: str) -> None:
-    """Raise Rejected unless this file can be written; its content stays, and no new file is left behind.
-
-    The directory must exist. A device, a pipe and a symbolic link to nothing are not checked. `option` names the file
-    in the message, such as `--html`.
-    """
+    """Raise Rejected unless this file can be written; its content stays, and no new file is left behind."""
     if not path.parent.is_dir():
         raise Rejected(f"{option}: the directory {str(path.parent)!r} does not exist: create it first")
     if path.is_dir():
@@ -116,10 +99,7 @@ def require_writable(path: Path, option: str) -> None:
 
 
 def combine_cases(more: Sequence[Case]) -> tuple[Case, ...]:
-    """Return the built-in cases, then `more`, the cases of the user's files.
-
-    Raises Rejected for an id of `more` that is not AREA-NAME in lower case, and for one that two cases have.
-    """
+    """Return the built-in cases, then `more`, the cases of the user's files."""
     known = {case.id for case in ALL_CASES}
     for case in more:
         if not _CASE_ID.fullmatch(case.id):
@@ -131,11 +111,7 @@ def combine_cases(more: Sequence[Case]) -> tuple[Case, ...]:
 
 
 def select_cases(cases: Sequence[Case], profile: HandlerProfile, only: Sequence[str] = ()) -> tuple[Case, ...]:
-    """Return the cases of the profile, in order; with `only` those whose id or area is one of these.
-
-    Names in `only` must match exactly; without any, all cases of the profile are returned. Raises Rejected for a name
-    that no case has, with the most similar names, and for one whose cases do not belong to the profile.
-    """
+    """Return the cases of the profile, in order; with `only` those whose id or area is one of these."""
     of_profile = [case for case in cases if profile in case.profiles]
     for name in only:
         if not any(name in (case.id, case.area) for case in of_profile):

@@ -19,10 +19,9 @@ _CANNOT_RUN = {126: "is not executable", 127: "was not found"}  # exit statuses 
 class ProbeRunner:
     """The probes of one VM: shell commands that say yes with exit status 0, and no with any other.
 
-    `commands` has them by probe; `handler` runs them beside the handler on the VM called `vm`. The recorder gets an
-    answer if it is the first one or differs from the last; its time is when that run of the probe began, or when the
-    approval arrived for which the probe was run. A probe that a signal ended gives no answer; one that the shell cannot
-    run is a problem of the case. `run_forever` runs them.
+    The recorder gets an answer if it is the first one or differs from the last; its time is when that run of the probe
+    began, or when the approval arrived for which the probe was run. A probe that a signal ended gives no answer; one
+    that the shell cannot run is a problem of the case.
     """
 
     def __init__(
@@ -35,29 +34,19 @@ class ProbeRunner:
         self._last: dict[Probe, bool] = {}
 
     async def run_forever(self) -> None:
-        """Run all probes, one after the other, again and again until cancelled; return at once without probes.
-
-        The next round begins 0.5 s after the end of the last; a probe that takes over 5 s (real time) gives no answer.
-        Changed answers are recorded.
-        """
+        """Run all probes, one after the other, again and again until cancelled; return at once without probes."""
         while self._commands:
             await self.run_once(PROBE_TIMEOUT_S)
             await asyncio.sleep(PROBE_INTERVAL_S)
 
     async def look_before_impact(self) -> None:
-        """Run all probes once more and record changed answers, because the platform is about to act on the VM.
-
-        Each probe may take 3 s of real time; one that takes longer gives no answer.
-        """
+        """Run all probes once more and record changed answers, because the platform is about to act on the VM."""
         await self.run_once(_LAST_LOOK_TIMEOUT_S)
 
     async def ask_prepared(self, at: float) -> bool | None:
         """Run the probe `prepared` because an approval arrived at this time, and return whether it says yes.
 
-        `at` is in seconds since the start of the case; a changed answer is recorded with this time. The approval is
-        held meanwhile, so this is the state in which the handler approved. None if there is no such probe, the VM is
-        down or frozen, or the probe cannot run or gives no answer within a second (real time, which includes the wait
-        for another command that is running).
+        The approval is held meanwhile, so this is the state in which the handler approved.
         """
         command = self._commands.get(Probe.PREPARED)
         if command is None:
@@ -69,12 +58,7 @@ class ProbeRunner:
         return status == 0
 
     async def run_once(self, timeout_s: float) -> None:
-        """Run each probe once and record changed answers.
-
-        A probe gives no answer if the VM is down or frozen, or if a signal ended it or it takes longer than `timeout_s`
-        (real time, for each probe). A command that the shell cannot run (exit status 126 or 127) is a problem of the
-        case.
-        """
+        """Run each probe once and record changed answers."""
         for probe, command in self._commands.items():
             at = self._recorder.now()
             status = await self._handler.run_command(command, timeout_s)

@@ -35,10 +35,8 @@ class ThreadTimes:
 class StarvationMeter:
     """Measures how long a program could not go on because other programs had taken the CPUs.
 
-    The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. The meter
-    remembers the last measurement. Waits of processes that start and end between two measurements are not seen.
-    `read_threads` gets a pid and returns the times of its threads; None: they come from /proc, without threads of low
-    priority.
+    The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. Waits of
+    processes that start and end between two measurements are not seen.
     """
 
     def __init__(self, read_threads: Callable[[int], Iterable[ThreadTimes]] | None = None) -> None:
@@ -48,10 +46,9 @@ class StarvationMeter:
     def measure(self, pids: Iterable[int]) -> float:
         """Return how many seconds the thread that waited longest has waited for a CPU since the last call.
 
-        If the last call did not see a thread, all its time counts. `pids` are the processes of the program. Counts only
-        threads that ran for less than a quarter of the time in which they could run: one that computes without a pause
-        always waits, but goes on. Waits for the program's own threads do not count: the time that all of them ran is
-        subtracted. Returns 0.0 if no thread was starved, and if the kernel counts no waits.
+        Counts only threads that ran for less than a quarter of the time in which they could run: one that computes
+        without a pause always waits, but goes on. Waits for the program's own threads do not count: the time that all
+        of them ran is subtracted.
         """
         before, self._measured = self._measured, {}
         longest = total = 0
@@ -68,10 +65,7 @@ class StarvationMeter:
 
 
 def list_descendants(pid: int) -> list[int]:
-    """Return the pids of all descendants of a process, without itself, parents before children.
-
-    A process that ends meanwhile may be missing. Returns [] if the process is gone or has no children.
-    """
+    """Return the pids of all descendants of a process, without itself, parents before children."""
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -82,11 +76,7 @@ def list_descendants(pid: int) -> list[int]:
 
 
 def list_pids_with_variable(name: str, value: str) -> list[int]:
-    """Return the pids of all other processes that were started with this environment variable and value.
-
-    They are in no particular order. Processes whose environment cannot be read, such as those of other users, are left
-    out.
-    """
+    """Return the pids of all other processes that were started with this environment variable and value."""
     wanted = f"{name}={value}".encode()
     found = []
     for entry in os.listdir(_PROC):
@@ -107,10 +97,7 @@ def is_running(pid: int) -> bool:
 
 
 def read_usage(pids: Iterable[int]) -> ProcessUsage:
-    """Return the CPU time, memory and number of these processes together, without those that have ended.
-
-    The CPU time may therefore be lower than at an earlier call. Zombies do not count.
-    """
+    """Return the CPU time, memory and number of these processes together, without those that have ended."""
     ticks = pages = processes = 0
     for pid in pids:
         fields = _stat_fields(pid)

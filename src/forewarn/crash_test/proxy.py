@@ -24,16 +24,9 @@ _ACCEPT_PAUSE_S = 0.1  # after accepting has failed, such as without free descri
 class Proxy:
     """An HTTP proxy in front of the metadata endpoint of one VM, which observes one client's requests.
 
-    Use it on its event loop only: call `start`, and `close` at the end. It passes on the bytes of requests and answers
-    as they are, keeps connections alive, and records ConnectionOpened, Polled, Approved and OtherRequest. A request is
-    recorded when its answer was sent or the client has left, with the time at which it arrived; one that never gets an
-    answer is recorded at once. Connections beyond 256 at a time are reset. `substitute` sets another answer.
-
-    `listener` is a listening TCP socket, of this or another network namespace; `close` closes it. `upstream` is the
-    address and port of the service for this VM, `vm` its name in observations, and `by` says in them who calls it.
-    `now` returns seconds since the start of the case. `record` gets each observation, on the event loop. `ask_prepared`
-    is awaited with the time of each approval before the approval is passed on, and the observation of the approval has
-    its answer; None: nobody is asked.
+    It passes on the bytes of requests and answers as they are, and keeps connections alive. A request is recorded when
+    its answer was sent or the client has left, with the time at which it arrived. `ask_prepared` is awaited with the
+    time of each approval before the approval is passed on.
     """
 
     def __init__(
@@ -71,10 +64,7 @@ class Proxy:
         return self._substitutes.times_left
 
     async def start(self) -> None:
-        """Begin to accept connections, unless a substitute that refuses them is set; returns at once.
-
-        Call it once, on the event loop; the listener must be listening.
-        """
+        """Begin to accept connections, unless a substitute that refuses them is set; returns at once."""
         self._listener.setblocking(False)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._is_started = True
@@ -84,10 +74,7 @@ class Proxy:
             self._accept_connections()
 
     async def close(self) -> None:
-        """Close the listener and every connection; may be called twice.
-
-        Requests that have no answer yet are recorded without one.
-        """
+        """Close the listener and every connection; may be called twice."""
         self._is_closed = True
         self._stop_accepting()
         self._listener.close()
@@ -96,9 +83,9 @@ class Proxy:
     def substitute(self, answer: SpoiledAnswer | None, times: int | None = None) -> None:
         """Give this answer in place of the service's from now on; None: the service's own.
 
-        It is given at most `times` times (None: without a limit). Which answer a request gets is decided when the
-        service has answered it, so that a long poll that is held now gets the new one too; only `withholds_request`
-        applies from the next request on. An edit that leaves an answer as it is does not count.
+        Which answer a request gets is decided when the service has answered it, so that a long poll that is held now
+        gets the new one too; only `withholds_request` applies from the next request on. An edit that leaves an answer
+        as it is does not count.
 
         `refuses_connections` lasts until the next call, ignoring `times`. Open connections close, and the listener
         stops listening (shutdown), so that the system refuses new ones; then the same socket listens again, even one of

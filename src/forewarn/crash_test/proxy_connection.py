@@ -54,19 +54,13 @@ class ObservedEndpoint:
 
 @dataclass(slots=True)
 class ActiveSubstitute:
-    """The substitute answer of a proxy that is set now, and how often it may still be given.
-
-    The proxy changes it; all its connections share it.
-    """
+    """The substitute answer of a proxy that is set now, and how often it may still be given; connections share it."""
 
     answer: SpoiledAnswer | None = None  # None: none is set, and `times_left` means nothing
     times_left: int | None = None  # how often it may still be given; None: without a limit
 
     def for_exchange(self, exchange: Exchange) -> SpoiledAnswer | None:
-        """Return the substitute if it is for this request and may still be given, else None.
-
-        Does not count it as given: see `count`.
-        """
+        """Return the substitute if it is for this request and may still be given, else None."""
         if self.answer is None or self.times_left == 0 or not exchange.concerns(self.answer):
             return None
         return self.answer
@@ -89,11 +83,7 @@ class _ClientInput:
 
 
 class ProxyConnection:
-    """Serves one accepted connection: passes requests on, records them, and gives substitute answers.
-
-    `client` is the accepted socket, non-blocking, which `run` closes; call `run` once. `substitutes` may change at any
-    time. `endpoint` says where the service is and where observations go.
-    """
+    """Serves one accepted connection: passes requests on, records them, and gives substitute answers."""
 
     def __init__(self, endpoint: ObservedEndpoint, substitutes: ActiveSubstitute, client: socket.socket) -> None:
         self._endpoint = endpoint
@@ -109,11 +99,7 @@ class ProxyConnection:
         self._service_read: asyncio.Task[bytes]  # the next bytes of the service; done with b"" once it has closed
 
     async def run(self) -> None:
-        """Serve the connection until the client or the service closes it, then close both sides.
-
-        Raises nothing: errors are logged, and reset the connection, also if the service cannot be reached. A request
-        that was not answered when this is cancelled is recorded without an answer.
-        """
+        """Serve the connection until the client or the service closes it, then close both sides."""
         try:
             reader, self._client = await asyncio.open_connection(sock=self._socket, limit=_PIECE_BYTES)
         except OSError:
@@ -294,10 +280,7 @@ class ProxyConnection:
                 return answer
 
     async def _service_bytes(self, *, passes_input: bool) -> bytes:
-        """Wait for the next bytes of the service; b"" if it has closed. Tells it if the client's side ends.
-
-        With `passes_input`, gives it what the client sends meanwhile. ConnectionResetError if the client resets.
-        """
+        """Wait for the next bytes of the service; b"" if it has closed. Tells it if the client's side ends."""
         while not self._service_read.done():
             self._input.changed.clear()
             if self._input.is_reset:
@@ -330,8 +313,7 @@ class ProxyConnection:
     async def _wait_for_client_to_leave(self, seconds: float | None) -> bool:
         """Wait this long (None: without end); returns True as soon as the client closes the connection.
 
-        A client that has closed only its sending side, with its request, waits for an answer: it has not left. Whether
-        it leaves cannot be seen, so that None then means a minute.
+        A client that has closed only its sending side, with its request, waits for an answer: it has not left.
         """
         if self._input.has_ended and not self._input.is_reset:
             await asyncio.sleep(_HALF_CLOSED_S if seconds is None else seconds)

@@ -17,11 +17,7 @@ _REQUEST = (
 
 
 async def poll_forever(address: tuple[str, int]) -> None:
-    """Poll the endpoint at this address (IP, port) once a second until cancelled; errors are ignored.
-
-    The second is of real time; a poll without an answer ends after 10 s. Answers are discarded: the proxy at this
-    address records the polls, as it records those of the handler.
-    """
+    """Poll the endpoint at this address (IP, port) once a second until cancelled; errors are ignored."""
     loop = asyncio.get_running_loop()
     while True:
         next_at = loop.time() + POLL_INTERVAL_S
@@ -32,10 +28,7 @@ async def poll_forever(address: tuple[str, int]) -> None:
 
 
 async def _poll_once(address: tuple[str, int]) -> bytes:
-    """Send one poll to this address and return the answer, head and body. Raises OSError if unreachable.
-
-    It has the newest api-version, and a connection of its own. Waits without a limit until that is closed.
-    """
+    """Send one poll to this address and return the answer, head and body. Raises OSError if unreachable."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         writer.write(_REQUEST)

@@ -45,10 +45,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CrashTestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a whole crash test: how it was run, its cases, and the grade; the JSON of `--json`.
-
-    `build_result` makes it, `encode_result` and `load_result` write and read it.
-    """
+    """The result of a whole crash test: how it was run, its cases, and the grade; the JSON of `--json`."""
 
     schema: int = SCHEMA  # the version of this format
     forewarn: str  # the version that ran it
@@ -81,9 +78,8 @@ def build_result(
 ) -> CrashTestResult:
     """Return the result of a run: its cases in this order, with grade, figures and warnings.
 
-    `version` is forewarn's, `at` is when the run began (ISO 8601), `machine` describes this machine; the plan gives the
-    rest. The grade is NOT_RUN if no case is applicable, or if the handler ran in no case. It did not run in a case if
-    it sent no poll and was never started there, or ended by itself within 3 s of its start without a claim of one-shot.
+    The grade is NOT_RUN if no case is applicable, or if the handler ran in no case. It did not run in a case if it sent
+    no poll and was never started there, or ended by itself within 3 s of its start without a claim of one-shot.
     """
     cases = tuple(_case_result(item) for item in judged)
     was_run = any(_did_run(item.timeline, item.vm, plan.claims) for item in judged)
@@ -111,11 +107,7 @@ def build_result(
 
 
 def judge_result_again(result: CrashTestResult, plan: CrashTestPlan) -> CrashTestResult:
-    """Return a new result of the cases of the plan, judged from what the result recorded; nothing runs.
-
-    Claims and probes are those of the plan. The result must have all cases of the plan (KeyError). Raises Rejected for
-    a case that was not judged: its timeline is incomplete, or it was left out as not applicable.
-    """
+    """Return a new result of the cases of the plan, judged from what the result recorded; nothing runs."""
     recorded = {case.id: case for case in result.cases}
     judged = [_judge_recorded(case, recorded[case.id], plan) for case in plan.cases]
     return build_result(plan, judged, version=result.forewarn, at=result.at, machine=result.machine)
@@ -142,10 +134,7 @@ def encode_result(result: CrashTestResult) -> bytes:
 
 
 def load_result(path: Path) -> CrashTestResult:
-    """Read the JSON file of a result, as `encode_result` made it, and return the result.
-
-    Raises Rejected, with what to do, if the file cannot be read, is not such JSON, or has another `schema`.
-    """
+    """Read the JSON file of a result, as `encode_result` made it, and return the result."""
     try:
         data = path.read_bytes()
         schema = msgspec.json.decode(data, type=_SchemaOnly).schema

@@ -41,7 +41,6 @@ SHARED_DIRECTORY_ENV = "FOREWARN_SHARED_DIRECTORY"
 class CaseTask(msgspec.Struct, frozen=True, kw_only=True):
     """The task of one process: which case to run, with which handler; JSON on its stdin.
 
-    The handler starts with the files of the process's current directory, and with its environment;
     FOREWARN_SHARED_DIRECTORY names a directory that all VMs of the case share.
     """
 
@@ -70,12 +69,7 @@ class RawCaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> int:
-    """Run the task on stdin and write its result to stdout; return the exit status.
-
-    The status is 0 whenever a result was written, even one with a problem, and 1 if the task cannot be read or the
-    process that wrote it has ended (then the task's directory is removed). Everything else that is printed goes to
-    stderr. SIGTERM, SIGINT and the end of the parent end the case early, which is such a problem.
-    """
+    """Run the task on stdin and write its result to stdout; return the exit status."""
     die_with_parent(signal.SIGTERM)
     results = os.dup(1)
     os.dup2(2, 1)  # what a case file or a library prints must not get into the result
@@ -96,9 +90,7 @@ def main() -> int:
 def _run_task(task: CaseTask) -> RawCaseResult:
     """Run the case of this task and return what was observed.
 
-    Errors of the machine, the case and its files are in `problem` of the result. Call it in the main thread, without a
-    running event loop: it forks, and it handles SIGTERM and SIGINT meanwhile. Everything that it started has ended when
-    it returns.
+    Call it in the main thread, without a running event loop: it forks, and it handles SIGTERM and SIGINT meanwhile.
     """
     received: list[int] = []  # signals to stop, before the stage is open
     earlier = {n: signal.signal(n, lambda number, frame: received.append(number)) for n in _STOP_SIGNALS}
@@ -119,11 +111,7 @@ def _run_task(task: CaseTask) -> RawCaseResult:
 
 
 def _find_task_case(task: CaseTask) -> Case:
-    """Return the case of this task: of its case files, else a built-in one. Rejected if none has its id.
-
-    Runs all case files of the task, which are Python, in this process; Rejected if one of them cannot be run, even if
-    the case is a built-in one.
-    """
+    """Return the case of this task: of its case files, else a built-in one. Rejected if none has its id."""
     return find_case(task.case, [case for path in task.case_files for case in load_case_file(Path(path))])
 
 
@@ -174,10 +162,7 @@ def _given_probes(task: CaseTask) -> Mapping[Probe, str]:
 
 
 async def _run_stoppable(case: Case, setup: StageSetup, received: Sequence[int]) -> RawCaseResult:
-    """Run the case; SIGTERM and SIGINT end it early, and then it is not judged.
-
-    `received` has those that came before.
-    """
+    """Run the case; SIGTERM and SIGINT end it early, and then it is not judged."""
     run = asyncio.create_task(_run_on_stage(case, setup))
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
@@ -198,11 +183,7 @@ async def _run_on_stage(case: Case, setup: StageSetup) -> RawCaseResult:
 
 
 async def play_case(case: Case, stage: LiveStage) -> RawCaseResult:
-    """Run the script of a case on an open stage, and return what was observed; the stage is finished then.
-
-    A script that fails, or takes longer than `longest_s` of the case (real time), gives a result with a `problem`; so
-    does a problem of the stage. A traceback goes to stderr if the script has a defect.
-    """
+    """Run the script of a case on an open stage, and return what was observed; the stage is finished then."""
     problem = await _run_script(case, stage, case.longest_s)
     return RawCaseResult(
         timeline=stage.finish(),

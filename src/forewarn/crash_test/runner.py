@@ -54,10 +54,7 @@ class CrashTestPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedCase:
-    """A case that has run, or was left out, with its verdict and what the verdict follows from.
-
-    A case that was left out as not applicable has an empty timeline.
-    """
+    """A case that has run, or was left out, with its verdict and what the verdict follows from."""
 
     case: Case  # with its script and demands
     verdict: Verdict  # what each demand found
@@ -80,12 +77,8 @@ class RunProgress:
 async def run_cases(plan: CrashTestPlan, on_progress: Callable[[RunProgress], None]) -> list[JudgedCase]:
     """Run all cases of the plan and return them judged, in the order of the plan.
 
-    `on_progress` is called whenever a case starts or ends, always with the same object. Each case runs in a process,
-    `at_once` of them at the same time. A case whose process fails, or takes over 30 s (real time) more than its
-    `longest_s`, is unknown. A case is not applicable if it needs namespaces and the plan has an `endpoint_env`, or if
-    it needs several VMs and the profile is not CLUSTER. All processes are ended if the caller is cancelled and, with an
-    ExceptionGroup, if a demand or `on_progress` raises, or a process cannot be started. `attached` of the plan is
-    ignored.
+    Each case runs in a process, `at_once` of them at the same time. A case whose process fails, or takes over 30 s
+    (real time) more than its `longest_s`, is unknown. All processes are ended if the caller is cancelled.
     """
     progress = RunProgress(waiting=[case.id for case in plan.cases])
     slots = asyncio.Semaphore(plan.at_once)
@@ -111,14 +104,7 @@ async def run_cases(plan: CrashTestPlan, on_progress: Callable[[RunProgress], No
 async def run_attached_cases(
     plan: CrashTestPlan, listener: socket.socket, on_progress: Callable[[RunProgress], None]
 ) -> list[JudgedCase]:
-    """Run the cases of the plan, one after the other, with the handler that calls this listening socket.
-
-    `plan` has `attached` and `vm`. Returns the cases judged, in the order of the plan. `on_progress` is called whenever
-    a case starts or ends, always with the same object. Cases that need more than the handler's polls are not
-    applicable. Raises Refused if the handler does not poll within five minutes (real time) before the first case, and
-    Rejected if no VM can be called `vm`; a case before which it stops polling is unknown. Errors of a demand and of
-    `on_progress` pass through. The caller closes the socket.
-    """
+    """Run the cases of the plan, one after the other, with the handler that calls this listening socket."""
     handler = AttachedHandler(
         listener, vm=plan.vm, claims=plan.claims, probes=_probe_commands(plan), speed=plan.speed, seed=plan.seed
     )
@@ -143,11 +129,7 @@ async def run_attached_cases(
 
 
 def judge_again(case: Case, judged: JudgedCase, plan: CrashTestPlan) -> JudgedCase:
-    """Return a copy of `judged` with a new verdict: that of `case` on the timeline recorded before.
-
-    Claims and probes are those of the plan. Nothing runs. A case that had a problem, or was left out, is judged all the
-    same: first check `judged.verdict.reason`, which is "" if it was judged.
-    """
+    """Return a copy of `judged` with a new verdict: that of `case` on the timeline recorded before."""
     return JudgedCase(
         case=case,
         verdict=judge_case(case, _observed(plan, judged)),
@@ -160,10 +142,7 @@ def judge_again(case: Case, judged: JudgedCase, plan: CrashTestPlan) -> JudgedCa
 
 
 def unknown_verdict(case: Case, reason: str) -> Verdict:
-    """Return the verdict on a case that could not be judged: every demand is unknown.
-
-    `reason` says why, as a sentence; each finding and the verdict have it.
-    """
+    """Return the verdict on a case that could not be judged: every demand is unknown."""
     return _same_verdict(case, CaseOutcome.UNKNOWN, reason)
 
 

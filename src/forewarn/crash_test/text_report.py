@@ -39,12 +39,7 @@ _INDENT = 4
 
 
 def render_result(result: CrashTestResult, *, result_file: str = "", expected: Collection[str] = ()) -> RenderableType:
-    """Return everything that the terminal shows at the end of a run, for a console of rich of any width.
-
-    `result_file` is where the JSON was written ("": nowhere): commands that replay a case name it. `expected` has the
-    ids of cases that a baseline expects to fail. If the handler did not run, only the warnings and the grade are shown.
-    Prints nothing itself.
-    """
+    """Return everything that the terminal shows at the end of a run, for a console of rich of any width."""
     parts: list[RenderableType] = [Text(f"! {_one_line(warning)}", style="yellow") for warning in result.warnings]
     if result.grade.grade is not Grade.NOT_RUN:
         parts += [Text(), _matrix(result.cases)]

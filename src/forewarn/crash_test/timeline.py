@@ -19,21 +19,14 @@ _SHORTEST_RUN_S = 8.0  # of samples, before something can be said about growth a
 
 
 class Poller(StrEnum):
-    """Who sent a request: HANDLER, the handler under test, or REFERENCE, the reference poller beside it.
-
-    The reference poller, a part of the crash test, shows whether the machine was too slow to judge the handler.
-    """
+    """Who sent a request: HANDLER, the handler under test, or REFERENCE, the reference poller beside it."""
 
     HANDLER = "handler"
     REFERENCE = "reference"  # it shows whether the machine was too slow to judge the handler
 
 
 class Probe(StrEnum):
-    """A shell command of the user that tells what the proxy cannot see; exit status 0 means yes.
-
-    PREPARED tells whether the handler has finished its preparation, RECOVERED whether the application works again after
-    the event.
-    """
+    """A shell command of the user that tells what the proxy cannot see; exit status 0 means yes."""
 
     PREPARED = "prepared"  # the handler has finished its preparation
     RECOVERED = "recovered"  # the application works again after the event
@@ -76,10 +69,7 @@ class ConnectionOpened(_Observation, frozen=True, kw_only=True, tag="connection 
 
 
 class DeliveredEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a document, as a poll got it.
-
-    Elements of a document without an id, a status, a type or Resources are not recorded.
-    """
+    """One event of a document, as a poll got it."""
 
     id: str  # EventId, as the document shows it
     kind: str  # EventType, as the document shows it
@@ -196,20 +186,13 @@ T = TypeVar("T", bound=_Observation)
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """The observations of one case, in the order of their times; all that demands and reports look at.
-
-    Times are seconds since the start of the case, by the service's clock.
-    """
+    """The observations of one case, in the order of their times; all that demands and reports look at."""
 
     observations: tuple[Observation, ...] = ()  # sorted by time
     ended_at: float = 0.0  # when the case ended, in seconds since its start
 
     def of(self, kind: type[T], vm: str | None = None) -> list[T]:
-        """Return the observations of this type, in order; with `vm` (a name) only those of this VM.
-
-        None as `vm` selects all. "" selects those of no single VM: events, and disturbances of all VMs, which a name
-        leaves out.
-        """
+        """Return the observations of this type, in order; with `vm` (a name) only those of this VM."""
         return [item for item in self.observations if isinstance(item, kind) and vm in (None, item.vm)]
 
     def polls(self, vm: str, by: Poller = Poller.HANDLER) -> list[Polled]:
@@ -217,10 +200,7 @@ class Timeline(msgspec.Struct, frozen=True):
         return [poll for poll in self.of(Polled, vm) if poll.by is by]
 
     def approvals(self, vm: str | None = None, event: str | None = None) -> list[Approved]:
-        """Return the handler's approvals, refused ones too, in order: on all VMs or one, of all events or one.
-
-        `vm` is a name, `event` an id in upper case; None: all. The reference poller's approvals are left out.
-        """
+        """Return the handler's approvals, refused ones too, in order: on all VMs or one, of all events or one."""
         return [
             approval
             for approval in self.of(Approved, vm)
@@ -232,11 +212,7 @@ class Timeline(msgspec.Struct, frozen=True):
         return next((item for item in self.of(EventPublished) if item.event == event), None)
 
     def delivered_at(self, event: str, vm: str, by: Poller = Poller.HANDLER) -> float | None:
-        """Return when the last byte of the first document with this event was sent to a poll on this VM.
-
-        A substitute document counts too. The time is in seconds since the start of the case; None: never. `event` is an
-        id in upper case, `vm` a name; `by` says whose polls count.
-        """
+        """Return when the last byte of the first document with this event was sent to a poll on this VM."""
         return next(
             (
                 poll.answered_at
@@ -247,10 +223,7 @@ class Timeline(msgspec.Struct, frozen=True):
         )
 
     def is_running(self, vm: str, at: float) -> bool:
-        """Return whether the handler's program was running on this VM at this time.
-
-        False if it was never started. `vm` is a name, `at` in seconds since the start of the case.
-        """
+        """Return whether the handler's program was running on this VM at this time."""
         states = [
             (item.at, isinstance(item, ProgramStarted))
             for item in self.observations
@@ -259,11 +232,7 @@ class Timeline(msgspec.Struct, frozen=True):
         return bool(states) and states[-1][1]
 
     def settled_samples(self, vm: str) -> list[list[ResourcesSampled]]:
-        """Return the samples of each run of the program on this VM, from four seconds after its start.
-
-        `vm` is a name. Until then a program may still be loading. Runs whose samples then span less than eight seconds
-        are left out: they say nothing about growth or averages.
-        """
+        """Return the samples of each run of the program on this VM, from four seconds after its start."""
         starts = [item.at for item in self.of(ProgramStarted, vm)] or [0.0]
         samples = self.of(ResourcesSampled, vm)
         runs = [
@@ -273,10 +242,7 @@ class Timeline(msgspec.Struct, frozen=True):
         return [run for run in runs if run and run[-1].at - run[0].at >= _SHORTEST_RUN_S]
 
     def probe_yes_at(self, probe: Probe, vm: str, *, after: float = 0.0) -> float | None:
-        """Return when this probe's answer on this VM first turned to yes, at `after` or later; None: never.
-
-        Times are seconds since the start of the case. A yes that began before `after` and stayed does not count.
-        """
+        """Return when this probe's answer on this VM first turned to yes, at `after` or later; None: never."""
         return next(
             (
                 item.at
@@ -288,10 +254,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 def build_timeline(observations: Iterable[Observation], ended_at: float) -> Timeline:
-    """Return a timeline of these observations, sorted by time; those at the same time keep their order.
-
-    `ended_at` is when the case ended. Times are seconds since the start of the case.
-    """
+    """Return a timeline of these observations, sorted by time; those at the same time keep their order."""
     return Timeline(tuple(sorted(observations, key=lambda item: item.at)), ended_at)
 
 

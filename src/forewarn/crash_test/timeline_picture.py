@@ -44,13 +44,7 @@ class _Item:
 
 
 def timeline_svg(timeline: Timeline, vm: str, *, title: str, failed_at: Sequence[float] = ()) -> str:
-    """Return the SVG of a timeline, as seen from this VM, with a line at each time of `failed_at`.
-
-    `vm` is a name, times are seconds since the start of the case. The picture has a row for each event and, where there
-    are any, for impacts and disturbances (of all VMs), runs of the program, polls, approvals, answers of probes and the
-    reference poller. `title` and a description of all rows are its text alternative. Colours come from classes, so that
-    the page's style sheet can give a dark version; shapes differ too. All text is escaped.
-    """
+    """Return the SVG of a timeline, as seen from this VM, with a line at each time of `failed_at`."""
     rows = [(label, items) for label, items in _rows(timeline, vm) if items]
     end = max(timeline.ended_at, 1.0)
     height = _AXIS_HEIGHT + _ROW_HEIGHT * len(rows) + 8

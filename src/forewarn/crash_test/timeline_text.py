@@ -26,12 +26,7 @@ _SHORT_ID = 8  # characters of an event's id
 
 
 def describe_timeline(timeline: Timeline, vm: str) -> list[str]:
-    """Return what was observed on this VM and of all events, one line each, in order.
-
-    Each line begins with its time in seconds since the start of the case; the last one is the end of the case. Further
-    polls with the same answer as the last poll are counted in one line. The reference poller, connections and resources
-    are left out. Text of the handler has no unprintable characters.
-    """
+    """Return what was observed on this VM and of all events, one line each, in order."""
     lines: list[str] = []
     last_poll, repeated = "", 0
     for item in timeline.observations:

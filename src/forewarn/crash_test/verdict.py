@@ -8,12 +8,7 @@ import msgspec
 
 
 class CaseOutcome(StrEnum):
-    """How a demand or a case ended: PASS, SLOW, FAIL, UNKNOWN or NOT_APPLICABLE.
-
-    SLOW: the handler did what was demanded, but later than it should have. UNKNOWN: it cannot be judged, such as
-    without a probe, or on a machine that was too slow. NOT_APPLICABLE: the handler does not claim to do this, or it
-    cannot be run or observed here.
-    """
+    """How a demand or a case ended: PASS, SLOW, FAIL, UNKNOWN or NOT_APPLICABLE."""
 
     # The values are part of the JSON report.
     PASS = "pass"
@@ -24,12 +19,7 @@ class CaseOutcome(StrEnum):
 
 
 class Severity(StrEnum):
-    """What a failure costs: LOSES_WORK, TOUCHES_ANOTHER_VM, DELAYS_PLATFORM or NOISE.
-
-    LOSES_WORK: the application was not prepared, or does not recover. TOUCHES_ANOTHER_VM: the handler acts on, or
-    approves, what is not its own. DELAYS_PLATFORM: the platform waits for an approval that does not come. NOISE: the
-    handler sends or writes too much, and nothing worse.
-    """
+    """What a failure costs: LOSES_WORK, TOUCHES_ANOTHER_VM, DELAYS_PLATFORM or NOISE."""
 
     # The values are part of the JSON report.
     LOSES_WORK = "loses work"  # the application was not prepared, or does not recover
@@ -63,16 +53,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> CaseOutcome:
-        """The outcome of the case: the first one, in a fixed order, that a finding has.
-
-        The order is fail, unknown, slow, pass, not applicable. Without findings it is not applicable.
-        """
+        """The outcome of the case: the first one, in a fixed order, that a finding has."""
         return worst_outcome([finding.outcome for finding in self.findings])
 
 
 def worst_outcome(outcomes: list[CaseOutcome]) -> CaseOutcome:
-    """Return the first of fail, unknown, slow, pass and not applicable that is among these outcomes.
-
-    Returns not applicable if there are none.
-    """
+    """Return the first of fail, unknown, slow, pass and not applicable that is among these outcomes."""
     return next((outcome for outcome in _BY_WEIGHT if outcome in outcomes), CaseOutcome.NOT_APPLICABLE)

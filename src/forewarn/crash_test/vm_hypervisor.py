@@ -54,14 +54,7 @@ class VmHypervisor:
         self._running_impacts: dict[str, Impact] = {}  # by act id; without an end
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Start this act, or return how it is going; does not wait for its end. `now` is lab time.
-
-        Acts are told apart by id; a repeated call for one that has ended, even with a failure, returns its result
-        again. While an act lasts, the result is ActUnderWay, which asks for another call 0.2 s of the service's clock
-        later. An act on a VM that is down changes nothing and succeeds, except for a start, which boots it. An act
-        fails if its VM is gone or the program cannot be executed, which is also a problem of the case, or if `close`
-        has ended it; both are ActDone with `ok` False.
-        """
+        """Start this act, or return how it is going; does not wait for its end. `now` is lab time."""
         task = self._acts.get(act.id)
         if task is None:
             task = self._acts[act.id] = asyncio.create_task(self._carry_out(act))

@@ -30,10 +30,7 @@ _ACCEPT_PAUSE_S = 1.0
 class AcceptLoop:
     """Accepts the connections of one socket of `listener` on the event loop, from `start` to `stop`.
 
-    Finds the VM of each connection in `callers`, closes those beyond a limit of `state`, answers a first request that
-    is in the response cache, and makes a `MetadataConnection` of every connection that stays open, also for an unknown
-    caller. If the system has no file descriptor or memory left, logs it and pauses for a second. `sock` is one of the
-    listener's sockets.
+    If the system has no file descriptor or memory left, it logs that and pauses for a second.
     """
 
     def __init__(self, state: ServerState, callers: CallerDirectory, listener: VmListener, sock: socket.socket) -> None:
@@ -43,11 +40,7 @@ class AcceptLoop:
         self._attaching: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Start to listen and to accept on the event loop; returns at once. Call it once.
-
-        On Linux a connection is accepted when its first bytes have arrived, or after about a second. Raises OSError if
-        the socket cannot listen, such as if its device is gone.
-        """
+        """Start to listen and to accept on the event loop; returns at once. Call it once."""
         self._sock.setblocking(False)
         self._sock.listen(LISTEN_BACKLOG)
         option = getattr(socket, "TCP_DEFER_ACCEPT", None)
@@ -57,10 +50,7 @@ class AcceptLoop:
         self._state.loop.add_reader(self._sock.fileno(), self._accept_batch)
 
     async def stop(self) -> None:
-        """Accept no more connections and close the listening socket; connections that were accepted stay open.
-
-        On return each of these has its transport, so that it can be drained. Call it once.
-        """
+        """Accept no more connections and close the listening socket; connections that were accepted stay open."""
         if self._pause_timer is not None:
             self._pause_timer.cancel()
         self._state.loop.remove_reader(self._sock.fileno())

@@ -22,9 +22,7 @@ T = TypeVar("T")
 class CoarseTimers(Generic[T]):
     """Calls `callback(item)` for each scheduled item, after its time but within about `resolution_s`.
 
-    It needs one timer of the event loop for all items. Times are those of `loop` (real time, seconds). Items must be
-    hashable. Items of one time step are called in no particular order, at most 200 in one turn of the loop. An error of
-    the callback is logged, and the other items are not affected.
+    Items of one time step are called in no particular order, at most 200 in one turn of the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, resolution_s: float, callback: Callable[[T], None]) -> None:
@@ -34,11 +32,7 @@ class CoarseTimers(Generic[T]):
         self._timer: asyncio.TimerHandle | None = None
 
     def schedule(self, at: float, item: T) -> int:
-        """Call back once for the item soon after the loop time `at`; soon, if that is in the past.
-
-        Returns the slot, the number of the time step at which the item is due, which `cancel` needs. An item that is
-        scheduled twice in the same slot gets one call; in different slots, one for each.
-        """
+        """Call back once for the item soon after the loop time `at`; soon, if that is in the past."""
         slot = int(at / self._resolution_s) + 1
         items = self._slots.get(slot)
         if items is None:

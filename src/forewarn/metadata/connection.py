@@ -41,10 +41,8 @@ _NO_RESPONSES: CachedResponses = {}
 class MetadataConnection(asyncio.Protocol):
     """The asyncio protocol of one connection of `caller`; answers its requests one after the other.
 
-    It is idle, or busy with one request: the response is held (`_held`), waits for the backend (`_is_pending`), or
-    its body is written slowly (`_slow_body`). `received`: bytes that the accept loop has read; `unsent`: the rest of a
-    response it has begun, after which the connection closes unless `keep_alive`. The creator adds it to `state`, and it
-    removes itself when it is lost.
+    It is idle, or busy with one request: the response is held (`_held`), waits for the backend (`_is_pending`), or its
+    body is written slowly (`_slow_body`). The creator adds it to `state`, and it removes itself when it is lost.
     """
 
     __slots__ = (  # there are thousands of connections, nearly all idle
@@ -121,10 +119,7 @@ class MetadataConnection(asyncio.Protocol):
             self._cached_when_idle = self._cached
 
     def data_received(self, data: bytes) -> None:
-        """Answer data that are one cached request at once; buffer and parse all others (called by asyncio).
-
-        Only an idle connection answers from the cache, which is the fast path; while it closes, data are discarded.
-        """
+        """Answer data that are one cached request at once (the fast path); buffer and parse all others."""
         entry = self._cached_when_idle.get(data)
         if entry is None:
             self._receive(data)
@@ -158,11 +153,7 @@ class MetadataConnection(asyncio.Protocol):
         return True
 
     def eof_received(self) -> bool:
-        """Answer the requests received so far, then close: a client may close only its sending side.
-
-        A held long poll is answered at once, a delayed response when its time is over. Returns True, by which asyncio
-        keeps the transport open for writing; False if the connection is closing already.
-        """
+        """Answer the requests received so far, then close: a client may close only its sending side."""
         if self._is_closing:
             return False
         self._has_eof = True
@@ -173,10 +164,6 @@ class MetadataConnection(asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop timers and remove the connection from the server state (called by asyncio); `exc` is ignored.
-
-        A backend call in progress goes on.
-        """
         self._stop_processing()
         self._end_hold()
         if self._slow_body is not None:
@@ -188,19 +175,11 @@ class MetadataConnection(asyncio.Protocol):
         self._state.remove_connection(self)
 
     def pause_writing(self) -> None:
-        """Read and process no further request until `resume_writing` (called by asyncio).
-
-        asyncio calls it when more than `Limits.write_bytes` of responses wait for the client to read.
-        """
         self._writes_paused = True
         self._cached_when_idle = _NO_RESPONSES
         self._update_reading()
 
     def resume_writing(self) -> None:
-        """Process requests again, because the client has read responses (called by asyncio).
-
-        While the server drains, an idle connection closes instead.
-        """
         self._writes_paused = False
         self._idle_since = self._state.loop.time()
         self._process_requests()
@@ -208,26 +187,15 @@ class MetadataConnection(asyncio.Protocol):
             self._close(linger=False)
 
     def wake(self) -> None:
-        """Answer the held long poll, if there is one, because the document of its scope has changed.
-
-        If the client has the current document all the same, or the response is only delayed, it stays held.
-        """
+        """Answer the held long poll, if there is one, because the document of its scope has changed."""
         if self._held is not None and self._held.scope_id:
             self._resume_held(expired=False)
 
     def on_hold_timeout(self) -> None:
-        """Answer the held request, if there is one, because its time is over.
-
-        A long poll gets what it would get now, usually 304; a delayed request may be held again, as a long poll.
-        """
+        """Answer the held request, if there is one, because its time is over."""
         self._resume_held(expired=True)
 
     def drain(self, *, close_idle: bool) -> None:
-        """Answer a held request or finish a slow body at once, then close. Only while the state is draining.
-
-        With a request that waits for the backend, or has only begun to arrive, it closes once that is answered. An idle
-        connection closes at once if `close_idle`, else after its next request.
-        """
         if self._held is not None:
             self._resume_held(expired=True)
         elif self._slow_body is not None:
@@ -242,10 +210,6 @@ class MetadataConnection(asyncio.Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of received bytes not parsed yet, plus bytes of responses that the kernel has not taken.
-
-        Bytes of an incomplete request's body do not count.
-        """
         unread = self._transport.get_write_buffer_size() if self._is_connected else 0
         return self._parser.buffered_bytes + len(self._unsent) + unread
 
@@ -444,11 +408,7 @@ class MetadataConnection(asyncio.Protocol):
             self._refuse_and_close(request_timeout())
 
     def check_idle(self) -> None:
-        """Close the connection if it was idle for `Limits.idle_s`, else schedule the next check.
-
-        If the client has left responses unread for that long, aborts it: they are dropped. A connection that is busy
-        with a request, or receives one, is not idle. Called by the timers of the server state.
-        """
+        """Close the connection if it was idle for `Limits.idle_s`; abort it if its client does not read."""
         idle_s, now = self._state.limits.idle_s, self._state.time()
         is_busy = (
             self._is_pending or self._held is not None or self._slow_body is not None or self._request_timer is not None

@@ -20,65 +20,34 @@ _MAX_LOCK_ATTEMPTS = 2000  # a few milliseconds; a process holds the lock for mi
 
 
 class FaultQuota(Protocol):
-    """Counts the requests that each fault has affected, up to its limit `Fault.count` (None: no limit).
-
-    It is only for transport faults, which are injected failures of VMs' requests. A fault without a limit may always
-    affect one more request.
-    """
+    """Counts the requests that each transport fault has affected, up to its limit `Fault.count` (None: no limit)."""
 
     def set_active(self, faults: Iterable[Fault]) -> None:
-        """Replace the active faults, and forget the counts of all others.
-
-        `Fault.touched` says how many requests each fault has affected so far; the count of a fault that was set before
-        stays if it is higher. A quota that processes share does nothing here: one of them sets its counters in another
-        way.
-        """
+        """Replace the active faults, and forget the counts of all others."""
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Return whether the fault may affect one more request; counts nothing.
-
-        Always True for a fault without a limit. A quota that processes share raises KeyError for a limited fault that
-        has no counter there.
-        """
+        """Return whether the fault may affect one more request; counts nothing."""
 
     def consume(self, fault: Fault) -> bool:
         """Count one more affected request and return True; False, uncounted, if the fault is at its limit.
 
-        A quota that processes share may also return False because the request cannot be counted now, and raises
-        KeyError for a limited fault that has no counter there. Always True, and perhaps uncounted, for a fault without
-        a limit.
+        A quota that processes share may also return False because the request cannot be counted now.
         """
 
 
 class LocalFaultQuota:
-    """A `FaultQuota` in the memory of one process: counts the requests that each fault has affected.
-
-    So a fault limited to N requests affects N of this process. Other processes do not see the counts, which end with
-    this one.
-    """
+    """A `FaultQuota` in the memory of one process."""
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
 
     def set_active(self, faults: Iterable[Fault]) -> None:
-        """Replace the active faults and forget the counts of all others.
-
-        Each counts on from its count here or from `Fault.touched`, whichever is higher.
-        """
         self._used = {fault.id: max(self._used.get(fault.id, 0), fault.touched) for fault in faults}
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Return whether the fault may affect one more request; always True for one without a limit.
-
-        Counts nothing. A fault that was not set counts from 0.
-        """
         return fault.count is None or self._used.get(fault.id, 0) < fault.count
 
     def consume(self, fault: Fault) -> bool:
-        """Count one more affected request and return True; False, uncounted, if the fault is at its limit.
-
-        Always True, and counted too, for a fault without a limit. One that was not set counts from 0.
-        """
         if not self.has_remaining(fault):
             return False
         self._used[fault.id] = self._used.get(fault.id, 0) + 1
@@ -88,10 +57,8 @@ class LocalFaultQuota:
 class SharedFaultQuota:
     """A `FaultQuota` in a file that several processes share, with one counter per fault that has a limit.
 
-    A counter is the number of requests that the fault has affected, over all processes. `file` is a descriptor of the
-    file, which other processes inherit from the one that created it. That process assigns the offsets of the counters;
-    the others get them in messages and set `offsets` (by fault id). A limited fault without an offset raises KeyError;
-    faults without a limit are not counted.
+    The process that created the file assigns the offsets of the counters; the others get them in messages and set
+    `offsets`.
     """
 
     def __init__(self, file: int) -> None:
@@ -101,52 +68,31 @@ class SharedFaultQuota:
 
     @classmethod
     def create(cls) -> SharedFaultQuota:
-        """Create the shared file, and return a quota without counters, which the caller closes.
-
-        The file is in memory where the system can do that, else a temporary file without a name. Raises OSError if it
-        cannot be created.
-        """
+        """Create the shared file, and return a quota without counters, which the caller closes."""
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("forewarn-allowance"))
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
     def close(self) -> None:
-        """Close the file; may be called twice.
-
-        `assign_offsets` still works then, but writes nothing. For a fault with a limit, `has_remaining` raises OSError
-        and `consume` ValueError.
-        """
+        """Close the file; may be called twice."""
         file, self.file = self.file, -1
         if file >= 0:
             os.close(file)
 
     def assign_offsets(self, faults: Iterable[Fault]) -> Mapping[str, int]:
-        """Give each fault that has a limit a counter; return where each counter is in the file, by fault id.
-
-        Keeps the result as `offsets`. For the process that created the file. A fault that was in the last call keeps
-        its counter; any other gets a new one, which starts at `Fault.touched`. Offsets are never reused.
-        """
+        """Give each fault that has a limit a counter; return where each counter is in the file, by fault id."""
         limited = [fault for fault in faults if fault.count is not None]
         self.offsets = {fault.id: self.offsets.get(fault.id) or self._allocate_offset(fault) for fault in limited}
         return self.offsets
 
-    def set_active(self, faults: Iterable[Fault]) -> None:
-        """Do nothing: the process that created the file calls `assign_offsets` instead."""
+    def set_active(self, faults: Iterable[Fault]) -> None: ...
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Return whether the fault may affect one more request, in any process; True for one without a limit.
-
-        Counts nothing. Raises KeyError for a limited fault without an offset, OSError after `close`.
-        """
         return fault.count is None or self._read_count(self.offsets[fault.id]) < fault.count
 
     def consume(self, fault: Fault) -> bool:
-        """Count one more affected request for all processes and return True; False, uncounted, at the limit.
-
-        Also False if another process keeps the lock of the file for milliseconds. Always True, and uncounted, for a
-        fault without a limit. Raises KeyError for a limited fault without an offset.
-        """
+        """Count one more affected request for all processes and return True; False, uncounted, at the limit."""
         if fault.count is None:
             return True
         with self._locked() as has_lock:

@@ -20,12 +20,7 @@ PeerAddress: TypeAlias = Any  # the address that socket.accept returns
 
 
 class IdentityKind(StrEnum):
-    """The kinds of identity strategies: what identifies the VM of a connection.
-
-    CALLED_ADDRESS and PORT: the local address or port that was called. SOURCE_ADDRESS: the address of the caller.
-    DEDICATED: the listener itself, which only one VM can reach. DEVICE: the network device of the listener. MARK: the
-    firewall mark of the connection. The values are JSON values of `GET /service` and must not change.
-    """
+    """The kinds of identity strategies: what identifies the VM of a connection."""
 
     CALLED_ADDRESS = "CalledAddress"  # the local address that was called
     SOURCE_ADDRESS = "SourceAddress"  # the address of the caller
@@ -36,20 +31,12 @@ class IdentityKind(StrEnum):
 
 
 class IdentityStrategy(Protocol):
-    """Finds the attachment of a connection to a listener: where it came in, which tells VMs apart.
-
-    An attachment is a text, such as an address, a port or a device. `CallerDirectory` says which VM has it.
-    """
+    """Finds the attachment of a connection to a listener: an address, port or device, which tells VMs apart."""
 
     kind: ClassVar[IdentityKind]  # what it identifies VMs by
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the attachment of an accepted connection; "" if it cannot be determined.
-
-        `sock` is the accepted socket, `peer` the address that `accept` returned with it. Depending on the kind, the
-        attachment is ADDRESS or NETWORK/ADDRESS, a port, `within:VM`, `device:NAMESPACE/DEVICE` or
-        `mark:NAMESPACE/DEVICE/MARK`.
-        """
+        """Return the attachment of an accepted connection; "" if it cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +58,10 @@ class SourceAddressIdentity:
     network: str = ""  # distinguishes networks with equal addresses; "": the network of the fleet's addresses
 
     def attachment_of(self, address: str) -> str:
-        """Return the attachment of the VM with this source address: NETWORK/ADDRESS, or only the address.
-
-        `address` is spelled as `str(ip_address(…))` does, because it is compared as text.
-        """
+        """Return the attachment of the VM with this source address: NETWORK/ADDRESS, or only the address."""
         return f"{self.network}/{address}" if self.network else address
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the attachment for the peer's address, NETWORK/ADDRESS or only the address.
-
-        "" if the peer is unknown. `sock` does not matter.
-        """
         return self.attachment_of(peer[0]) if peer else ""
 
 
@@ -100,8 +80,7 @@ class PortIdentity:
 class DedicatedIdentity:
     """Identifies the only VM that can reach a listener, such as one inside the VM's network namespace.
 
-    Every connection has the same attachment, `dedicated_attachment(vm)`. Assign it to the VM's key in the
-    `CallerDirectory`, even if `vm` is the key; otherwise the caller is unknown.
+    Assign `dedicated_attachment(vm)` to the VM's key in the `CallerDirectory`; otherwise the caller is unknown.
     """
 
     kind: ClassVar[IdentityKind] = IdentityKind.DEDICATED
@@ -113,10 +92,7 @@ class DedicatedIdentity:
 
 
 def dedicated_attachment(vm: str) -> str:
-    """Return `within:VM`, the attachment of a listener that only this VM can reach.
-
-    `vm` is the VM's key, or the name of its network namespace.
-    """
+    """Return `within:VM`, the attachment of a listener that only this VM can reach."""
     return f"within:{vm}"
 
 
@@ -132,10 +108,6 @@ class DeviceIdentity:
         return f"device:{self.namespace}/{device}"
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return `device:NAMESPACE/DEVICE` for the device that the socket is bound to; `peer` does not matter.
-
-        "" if it is bound to none, or the device is gone.
-        """
         device = bound_device(sock)
         return self.attachment_of(device) if device else ""
 
@@ -157,10 +129,6 @@ class MarkIdentity:
         return f"mark:{self.namespace}/{self.device}/{mark}"
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return `mark:NAMESPACE/DEVICE/MARK` for the socket's mark, which is 0 if it is unmarked.
-
-        "" if the mark cannot be read. `peer` does not matter.
-        """
         try:
             return self.attachment_of(sock.getsockopt(_SOL_SOCKET, _SO_MARK))
         except OSError:
@@ -168,10 +136,7 @@ class MarkIdentity:
 
 
 def bound_device(sock: socket.socket) -> str:
-    """Return the current name of the network device that a socket is bound to.
-
-    "" if it is bound to none, or the device is gone.
-    """
+    """Return the current name of the network device that a socket is bound to."""
     try:
         name: bytes = sock.getsockopt(_SOL_SOCKET, _SO_BINDTODEVICE, _IFNAMSIZ)
     except OSError:
@@ -180,22 +145,17 @@ def bound_device(sock: socket.socket) -> str:
 
 
 def is_loopback_peer(strategy: IdentityStrategy, peer: PeerAddress) -> bool:
-    """Return whether the VM is identified by a loopback source address, which every local program can use.
-
-    Always False for a strategy other than `SourceAddressIdentity`. `peer` is the address that `accept` returned.
-    """
+    """Return whether the VM is identified by a loopback source address, which every local program can use."""
     if not isinstance(strategy, SourceAddressIdentity) or not peer:
         return False
     return str(peer[0]).startswith("127.") or peer[0] == "::1"
 
 
 class CallerDirectory:
-    """Says which VM a connection comes from: maps attachments to keys of VMs (`Vm.key`); empty at first.
+    """Says which VM a connection comes from: maps attachments to keys of VMs; empty at first.
 
-    An attachment is where connections come in, such as an address, port or device, see `IdentityStrategy`. An
-    attachment has at most one VM: assigning it to another takes it from the first. A VM may have several. Assignments
-    may change while the server runs, and are in memory only. Neither attachments nor keys are checked. The method that
-    makes a change raises the errors of its subscribers.
+    An attachment has at most one VM: assigning it to another takes it from the first. Assignments may change while the
+    server runs.
     """
 
     def __init__(self) -> None:
@@ -204,27 +164,17 @@ class CallerDirectory:
         self._assignment_subscribers: list[Callable[[str, str | None], None]] = []
 
     def subscribe_assignments(self, callback: Callable[[str, str | None], None]) -> None:
-        """Call `callback(attachment, VM key)`, now for each assignment and then within every change.
-
-        The VM is None when an attachment is released, which also happens before it gets another VM. There is no way to
-        unsubscribe.
-        """
+        """Call `callback(attachment, VM key)`, now for each assignment and then within every change."""
         self._assignment_subscribers.append(callback)
         for attachment, vm in self._vm_by_attachment.items():
             callback(attachment, vm)
 
     def subscribe_releases(self, callback: Callable[[list[str]], None]) -> None:
-        """Call `callback([key])` with the VM that loses an attachment, before another VM can get that.
-
-        The call is made within `release` or `assign`. There is no way to unsubscribe.
-        """
+        """Call `callback([key])` with the VM that loses an attachment, before another VM can get that."""
         self._release_subscribers.append(callback)
 
     def assign(self, attachment: str, vm: str) -> None:
-        """Assign an attachment to a VM (its key); another VM that had it loses it first.
-
-        Calls the subscribers before it returns. Does nothing if the VM has it already.
-        """
+        """Assign an attachment to a VM (its key); another VM that had it loses it first."""
         if self._vm_by_attachment.get(attachment) != vm:
             self.release(attachment)
             self._vm_by_attachment[attachment] = vm
@@ -250,7 +200,7 @@ class Caller:
     """The client of one connection, as identified when that was accepted.
 
     `vm` stays the same when the attachment is released or assigned to another VM, but the responder then treats the
-    caller as unknown, see `Responder.is_known`.
+    caller as unknown.
     """
 
     attachment: str  # where the connection came in; "": could not be determined

@@ -15,33 +15,22 @@ from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityT
 class MetadataBackend(Protocol):
     """What the metadata server calls for requests that published data cannot answer; VMs are named by key.
 
-    Changes are durable on return. `enable` and `approve` raise NotFound if the VM was removed; every method but `now`
-    raises Unavailable or Conflict if it failed and a retry may help. Implemented by the owner process and, as proxies
-    of a service elsewhere, by workers and host nodes; a failed call of such a proxy may have taken effect.
+    Changes are durable on return. Implemented by the owner process and, as proxies of a service elsewhere, by workers
+    and host nodes; a failed call of such a proxy may have taken effect.
     """
 
     async def enable(self, vm: str) -> None:
-        """Enable scheduled events for the VM's scope at its first request (spec §8.1).
-
-        The enabled scope is published on return. Does nothing to a scope that is enabled already. Raises NotFound if
-        the VM was removed, Unavailable or Conflict if a retry may help.
-        """
+        """Enable scheduled events for the VM's scope at its first request (spec §8.1)."""
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
         """Approve these events for the VM with this key (spec §5.2), durably; ids are in upper case.
 
-        Returns None if each id is an event that documents of the VM's scope list or listed, live or over, or that a
-        replay showed the scope: scheduled events are approved now, the others stay as they are. If an id is not such an
-        event (or no longer kept), approves none and returns the first such id. Raises NotFound if the VM was removed,
-        Unavailable or Conflict if a retry may help.
+        If an id is not an event that documents of the VM's scope list or listed, or that a replay showed the scope,
+        approves none and returns the first such id.
         """
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Return an access token for a VM's identity (spec §2.8), perhaps one that was issued before.
-
-        `resource` is the audience that the client asks for. Returns WrongResource, with the accepted audiences, if
-        there are no tokens for it. Raises Unavailable or Conflict if a retry may help.
-        """
+        """Return an access token for a VM's identity (spec §2.8), perhaps one that was issued before."""
 
     def now(self) -> float:
         """Return lab time, as VMs and the history show it, in POSIX seconds (spec §12); real time if no lab."""
@@ -54,10 +43,7 @@ class ResetConnection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedScope:
-    """Everything that the VMs of one scope may see, as of one commit; made by the publisher.
-
-    A scope is a set of VMs that share one document. After a change, another PublishedScope replaces this one.
-    """
+    """Everything that the VMs of one scope may see, as of one commit."""
 
     scope_id: str  # of the scope in the store
     enabled: bool  # False: the first request calls `MetadataBackend.enable`
@@ -68,10 +54,7 @@ class PublishedScope:
     is_narrow: bool = False  # each VM sees only the events that affect it (spec §14.6)
 
     def document_of(self, vm: str) -> Document:
-        """Return the document that the VM with this key sees: the same object for all, unless `is_narrow`.
-
-        Raises KeyError if the scope does not have the VM.
-        """
+        """Return the document that the VM with this key sees: the same object for all, unless `is_narrow`."""
         return self.document.narrowed_to(self.vms[vm].name) if self.is_narrow else self.document
 
 

@@ -16,10 +16,7 @@ _MIN_VM_SHARES = 4  # one VM may use at most 1/4 of all connections
 
 
 def raise_open_file_limit() -> None:
-    """Raise this process's soft limit of open files to 65,536, or to its hard limit if that is lower.
-
-    The default, often 1024, is too low for a fleet. A higher limit stays.
-    """
+    """Raise this process's soft limit of open files to 65,536, or to its hard limit if that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _OPEN_FILE_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILE_LIMIT)
     if soft != resource.RLIM_INFINITY and soft < limit:
@@ -37,9 +34,7 @@ class Limits:
     """What a metadata server allows its clients: sizes, times (real time), connections and request rate.
 
     A request beyond a limit is refused: 431 (head), 413 (body), 408 (`request_s`) or 429 (rate). A connection beyond
-    the limits on connections, or idle for too long, is closed without a response. By default `connections` is the
-    number of files that this process may open, less a reserve of 128, but at least 4; 1,000,000 if it may open any
-    number.
+    the limits on connections, or idle for too long, is closed without a response.
     """
 
     head_bytes: int = MAX_HEAD_BYTES  # request line and headers
@@ -54,10 +49,9 @@ class Limits:
 
     @property
     def max_connections_per_vm(self) -> int:
-        """How many connections one VM may have open at a time.
+        """How many connections one VM may have open at a time, at most a quarter of `connections`.
 
-        That is `connections_per_vm`, but at most a quarter of `connections`. So one VM cannot keep the others from
-        connecting. All unknown callers together count as one VM.
+        So one VM cannot keep the others from connecting. All unknown callers together count as one VM.
         """
         return min(self.connections_per_vm, self.connections // _MIN_VM_SHARES)
 
@@ -72,10 +66,7 @@ class _TokenBucket:
 
 
 class VmRateLimiter:
-    """Limits the requests of each VM with a token bucket, in real time.
-
-    A VM may send `requests_per_s` on average, and as many (at least 1) at once. None: no limit.
-    """
+    """Limits the requests of each VM with a token bucket: `requests_per_s` on average, and as many at once."""
 
     def __init__(self, requests_per_s: float | None) -> None:
         self._requests_per_s = requests_per_s
@@ -87,10 +78,7 @@ class VmRateLimiter:
         return self._requests_per_s is not None
 
     def allows(self, vm: str, now: float) -> bool:
-        """Count one request of the VM (its key) at `now` (event loop time) and return True.
-
-        Returns False, without counting it, if it exceeds the limit. Always True if there is no limit.
-        """
+        """Count one request of the VM (its key) at `now` (event loop time) and return True."""
         if self._requests_per_s is None:
             return True
         capacity = max(1.0, self._requests_per_s)

@@ -42,15 +42,7 @@ _MAX_MARK = 0xFFFFFFFF
 
 
 def parse_listeners(tables: Sequence[Mapping[str, Any]]) -> tuple[ListenerSpec, ...]:
-    """Return the listeners that the `[[listeners]]` tables of the settings define, in the same order.
-
-    A table needs `by`: with "device" also device and vm, with "namespace" namespace and vm, with "mark" device and
-    marks (VMs by mark); with "source" it may have device, and network with vms (VMs by address). All may have address,
-    port (169.254.169.254 and 80 by default) and namespace. A device has at most 15 bytes and no slash, a mark is from 1
-    to 4294967295, possibly written as 0x…. VMs are named, and not looked up. Raises Rejected if a table is invalid or
-    has another key, two listen on the same address, port, device and namespace, or one attachment is assigned to two
-    VMs. The message names the listener by its number, from 1. Opens nothing.
-    """
+    """Return the listeners that the `[[listeners]]` tables of the settings define, in the same order. Opens nothing."""
     specs = []
     for number, table in enumerate(tables, 1):
         try:
@@ -64,8 +56,7 @@ def parse_listeners(tables: Sequence[Mapping[str, Any]]) -> tuple[ListenerSpec, 
 def parse_listen_address(text: str) -> ListenerSpec:
     """Return the listener for the ADDRESS:PORT of --listen; an IPv6 address is in brackets.
 
-    It identifies VMs by source address, the address that each has in the fleet, and its own address must exist when
-    the service starts. Raises Rejected if the text is not an IP address and a port from 1 to 65535. Opens nothing.
+    It identifies VMs by source address, and its own address must exist when the service starts.
     """
     address, _, port = text.rpartition(":")
     address = address.removeprefix("[").removesuffix("]")

@@ -32,8 +32,8 @@ class ListenerChange:
 class ListenerManager:
     """Keeps the configured listeners open: call `open_all` once, then `run` or repeatedly `refresh`.
 
-    `specs` are the configured listeners. It opens sockets, on which connections wait, and accepts none. `shared` opens
-    them with SO_REUSEPORT, so that another process can take over.
+    It opens sockets, on which connections wait, and accepts none. `shared` opens them with SO_REUSEPORT, so that
+    another process can take over.
     """
 
     def __init__(self, specs: Iterable[ListenerSpec], *, shared: bool = False) -> None:
@@ -44,18 +44,14 @@ class ListenerManager:
 
     @property
     def waiting(self) -> dict[ListenerSpec, str]:
-        """A new dict: listener that could not be opened at the last attempt → the reason in words.
-
-        Empty before `open_all`.
-        """
+        """A new dict: listener that could not be opened at the last attempt → the reason in words."""
         return dict(self._waiting)
 
     def open_all(self) -> list[ListenerChange]:
         """Open all listeners; return one change, without `previous`, for each that is open now.
 
-        In the order of the specs. A listener that is unavailable (its device, address or namespace does not exist, or
-        the system has no socket left) is `waiting`, which is logged. Raises Rejected if one can never be opened, or is
-        unavailable and has no `wait_until_available`; then all are closed.
+        One that is unavailable is `waiting`. Rejected if one can never be opened, or is unavailable and has no
+        `wait_until_available`; then all are closed.
         """
         for spec in self._specs:
             try:
@@ -76,19 +72,14 @@ class ListenerManager:
     def refresh(self) -> list[ListenerChange]:
         """Check every listener, open or reopen what is possible now, and return only those that changed.
 
-        Those were opened, closed, or opened again because their device or namespace is a new one; in the order of the
-        specs. The caller closes the `previous` of each change. A listener that cannot be opened is `waiting`, also one
-        that can never be opened; that is logged when its reason changes, and raises no error.
+        The caller closes the `previous` of each change. A listener that cannot be opened is `waiting`, even one that
+        can never be opened.
         """
         changes = (self._refresh_one(spec) for spec in self._specs)
         return [change for change in changes if change is not None]
 
     async def run(self, on_change: Callable[[ListenerChange], None]) -> None:
-        """Call `refresh` until cancelled, after each change that netlink reports and about every second.
-
-        Calls `on_change` with each change that `refresh` returns; `on_change` must close the `previous` of the change.
-        An error of `on_change` ends this, and is raised. Call `open_all` first.
-        """
+        """Call `refresh` until cancelled, after each change that netlink reports and about every second."""
         monitor = LinkMonitor()
         try:
             while True:

@@ -53,11 +53,7 @@ class VmListener:
 
 
 class LabListenMode(StrEnum):
-    """How a lab listens on loopback, best mode first. A mode that the machine does not support is skipped.
-
-    DEVICE: one socket for all addresses of the loopback device. ADDRESSES: one socket per loopback address. PORTS: one
-    port per VM on 127.0.0.1, from the configured port upwards. The values are words for people.
-    """
+    """How a lab listens on loopback, best mode first. A mode that the machine does not support is skipped."""
 
     DEVICE = "one socket for all addresses of the loopback device"  # needs SO_BINDTODEVICE
     ADDRESSES = "one socket per loopback address"
@@ -71,13 +67,7 @@ class _ListenModeUnsupported(Exception):
 def open_network_listener(
     address: str, port: int, *, device: str = "", network: str = "", setting: str = "metadata port"
 ) -> VmListener:
-    """Open a listener that identifies VMs by source address; use it where addresses cannot be forged.
-
-    `address` is an IP address (else ValueError), port 0 any free port, `device` the network device to bind to ("":
-    none). `network` distinguishes networks with equal addresses ("": the network of the fleet's addresses); `setting`
-    names the port's setting in errors. Raises Rejected if the socket cannot be opened, Unavailable if the system has no
-    socket left.
-    """
+    """Open a listener that identifies VMs by source address; use it where addresses cannot be forged."""
     try:
         sock = _open_listening_socket(address, port, device=device, setting=setting)
     except _ListenModeUnsupported as error:
@@ -88,10 +78,7 @@ def open_network_listener(
 
 @dataclass(slots=True, kw_only=True)
 class LabListeners:
-    """The listeners of a lab, made by `open_lab_listeners`.
-
-    Each VM has a loopback address of its own; `endpoint` says where a program connects to poll as that VM.
-    """
+    """The listeners of a lab. Each VM has a loopback address of its own; `endpoint` says where a program connects."""
 
     mode: LabListenMode  # the one that works on this machine
     port: int  # the bound port of every address; in mode PORTS that of the first VM; as configured if there is none yet
@@ -101,27 +88,15 @@ class LabListeners:
     _ports: dict[str, int]  # by address; empty for LabListenMode.DEVICE
 
     def endpoint(self, address: str) -> tuple[str, int]:
-        """Return the address and port to which a program connects to poll as the VM with this address.
-
-        That is this address and `port`; in mode PORTS 127.0.0.1 and the VM's port, and KeyError if the address is not
-        served.
-        """
+        """Return the address and port to which a program connects to poll as the VM with this address."""
         return (_LOOPBACK_ADDRESS, self._ports[address]) if self.mode is LabListenMode.PORTS else (address, self.port)
 
     def attachment(self, address: str) -> str:
-        """Return the attachment by which the VM with this address is identified, for `CallerDirectory.assign`.
-
-        That is the address; in mode PORTS the VM's port as text, and KeyError if the address is not served.
-        """
+        """Return the attachment by which the VM with this address is identified, for `CallerDirectory.assign`."""
         return str(self._ports[address]) if self.mode is LabListenMode.PORTS else address
 
     def add_address(self, address: str) -> VmListener | None:
-        """Open and return a listener for one more address, on which the caller starts a server.
-
-        None if the address is served already, as all are in mode DEVICE. In mode PORTS takes the first free one of the
-        20 ports after those in use (any port if the configured one is 0). Raises Rejected if none is free or this
-        machine does not have the address, Unavailable if the system has no socket left.
-        """
+        """Open and return a listener for one more address, on which the caller starts a server."""
         if self.mode is LabListenMode.DEVICE or address in self._ports:
             return None
         try:
@@ -151,13 +126,7 @@ def open_lab_listeners(
     modes: Sequence[LabListenMode] = tuple(LabListenMode),
     setting: str = "metadata port",
 ) -> LabListeners:
-    """Open sockets for VMs with loopback addresses, in the first of `modes` that works here.
-
-    `find_addresses` returns the addresses; mode DEVICE does not call it, because one socket serves all of them. They
-    have the same `port`; in mode PORTS the VMs have `port` and those after it, in the order of the addresses. Port 0 is
-    any free port; `setting` names the port's setting in errors. Raises Rejected if no mode works or a port cannot be
-    used, such as one in use, Unavailable if the system has no socket left; then none stays open.
-    """
+    """Open sockets for VMs with loopback addresses, in the first of `modes` that works here."""
     for mode in modes:
         try:
             return _open_lab_in_mode(mode, find_addresses, port, setting)
@@ -201,13 +170,6 @@ def _open_socket_per_vm(mode: LabListenMode, addresses: Sequence[str], port: int
 def _open_listening_socket(
     address: str, port: int, *, device: str = "", setting: str, shared: bool = False
 ) -> socket.socket:
-    """Open a non-blocking listening TCP socket on an IP address; port 0 is any free port.
-
-    `device` is the network device to bind to ("": none). `shared` sets SO_REUSEPORT, so that another process can take
-    over; `setting` names the port's setting in errors. Raises _ListenModeUnsupported if it cannot be bound to the
-    device or the address does not exist here, Rejected if it cannot listen on the port, Unavailable if the system
-    cannot create a socket.
-    """
     family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -268,11 +230,7 @@ METADATA_ADDRESS, METADATA_PORT = "169.254.169.254", 80  # spec §2.1
 
 
 class IdentifyBy(StrEnum):
-    """How a configured listener identifies VMs; the values of `by` in the settings.
-
-    DEVICE: each VM has a network device on the host. NAMESPACE: each VM has a network namespace, and the listener is
-    inside it. MARK: each VM's packets have a firewall mark. SOURCE: each VM has a source address.
-    """
+    """How a configured listener identifies VMs; the values of `by` in the settings."""
 
     DEVICE = "device"  # each VM has a network device on the host
     NAMESPACE = "namespace"  # each VM has a network namespace, and the listener is inside it
@@ -295,10 +253,7 @@ class ListenerSpec:
 
     @property
     def name(self) -> str:
-        """A name for people, such as `169.254.169.254:80 by device tap0`.
-
-        The same in every process that reads the same settings, so it also names the listener between processes.
-        """
+        """A name for people, such as `169.254.169.254:80 by device tap0`."""
         suffixes = {
             IdentifyBy.DEVICE: f" by device {self.device}",
             IdentifyBy.NAMESPACE: f" by namespace {self.namespace}",
@@ -310,10 +265,7 @@ class ListenerSpec:
 
     @property
     def strategy(self) -> IdentityStrategy:
-        """A new identity strategy for connections to this listener, as `identify_by` says.
-
-        That is by network device, by mark, by the namespace alone (one VM), or by source address.
-        """
+        """A new identity strategy for connections to this listener, as `identify_by` says."""
         match self.identify_by:
             case IdentifyBy.DEVICE:
                 return DeviceIdentity(self.namespace)
@@ -327,10 +279,7 @@ class ListenerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenListener:
-    """An open listener, with the device and namespace it was opened on; made by `open_listener`.
-
-    The owner of `listener` closes it.
-    """
+    """An open listener, with the device and namespace it was opened on; made by `open_listener`."""
 
     listener: VmListener
     device: str  # "": not bound to a device
@@ -341,8 +290,7 @@ class OpenListener:
     def is_current(self) -> bool:
         """Whether the listener's device and namespace still exist, and were not created again.
 
-        A device or namespace that was created again under the same name needs a new socket. Also False for a device
-        that was renamed. Does not check whether the address still exists.
+        One that was created again under the same name needs a new socket.
         """
         if self.namespace and namespace_id(self.namespace) != self.netns_id:
             return False
@@ -350,13 +298,7 @@ class OpenListener:
 
 
 def open_listener(spec: ListenerSpec, *, shared: bool = False) -> OpenListener:
-    """Open the socket of a configured listener, in its namespace; accepts nothing yet.
-
-    `shared` sets SO_REUSEPORT, so that another process can take over. Raises Unavailable if the device, address or
-    namespace does not exist yet or the system has no socket left, and Rejected if it cannot be opened for another
-    reason, such as a port in use, a missing privilege, or a kernel that does not copy marks to connections
-    (`tcp_fwmark_accept`).
-    """
+    """Open the socket of a configured listener, in its namespace; accepts nothing yet."""
     netns_id = namespace_id(spec.namespace) if spec.namespace else None
     try:
         sock = run_in_namespace(spec.namespace, partial(_open_socket, spec, shared=shared))
@@ -371,11 +313,7 @@ def open_listener(spec: ListenerSpec, *, shared: bool = False) -> OpenListener:
 
 
 def listener_for_socket(spec: ListenerSpec, sock: socket.socket) -> VmListener:
-    """Return a listener on a socket that this or another process has opened for the spec; opens nothing.
-
-    Does not check that the socket fits the spec. The listener owns the socket: its `close`, or the server that is
-    started on it, closes it.
-    """
+    """Return a listener on a socket that this or another process has opened for the spec; opens nothing."""
     on_loopback_device = spec.device == _LOOPBACK_DEVICE and not spec.namespace
     is_loopback = ip_address(spec.address).is_loopback or on_loopback_device
     return VmListener(sockets=(sock,), strategy=spec.strategy, is_loopback=is_loopback)

@@ -17,18 +17,12 @@ NamespaceId: TypeAlias = "tuple[int, int] | None"
 
 
 def namespace_path(namespace: str) -> Path:
-    """Return the path of a network namespace: /run/netns/NAME for a name, an absolute path as it is.
-
-    Checks neither the name nor whether the path exists.
-    """
+    """Return the path of a network namespace: /run/netns/NAME for a name, an absolute path as it is."""
     return NETNS_DIRECTORY / namespace
 
 
 def namespace_id(namespace: str) -> NamespaceId:
-    """Return an id of the network namespace (a name or path), which changes if it is created again.
-
-    The id is the pair of device and inode number of its file; None if that does not exist or cannot be read.
-    """
+    """Return an id of the network namespace (a name or path), which changes if it is created again."""
     try:
         status = namespace_path(namespace).stat()
     except OSError:
@@ -37,12 +31,9 @@ def namespace_id(namespace: str) -> NamespaceId:
 
 
 def run_in_namespace(namespace: str, function: Callable[[], T]) -> T:
-    """Run the function inside the network namespace and return its result.
+    """Run the function inside the network namespace and return its result; blocks.
 
-    `namespace` is a name of `ip netns` or an absolute path, such as /proc/PID/ns/net. A new thread enters it, runs the
-    function and ends, while this thread waits (blocks); other threads stay in their namespace. With "", the function is
-    called here, in this thread. Raises OSError if the namespace cannot be entered (it does not exist, or needs a
-    privilege), and any error of the function.
+    A new thread enters it, runs the function and ends; other threads stay in their namespace.
     """
     if not namespace:
         return function()

@@ -63,10 +63,9 @@ class _VmActivity:
 class GuestObservations:
     """Collects polls and event deliveries of VMs in memory until a writer takes them in batches.
 
-    A delivery is the first time that a VM was sent an event in a status. Times of polls and deliveries (`at`) are lab
-    time; intervals are measured by `real_time` (monotonic seconds). At most `max_deliveries` wait; further ones are
-    dropped and counted in `lost_deliveries`. Beyond `max_vms` VMs, the one that was first seen longest ago is
-    forgotten. VMs are named by key. Nothing is stored here: what was not taken is lost when the process ends.
+    A delivery is the first time that a VM was sent an event in a status. At most `max_deliveries` wait; further ones
+    are dropped and counted in `lost_deliveries`. Beyond `max_vms` VMs, the one that was first seen longest ago is
+    forgotten. What was not taken is lost when the process ends.
     """
 
     def __init__(
@@ -94,10 +93,7 @@ class GuestObservations:
         self.lost_deliveries = 0  # dropped because too many waited to be written
 
     def restore_counts(self, polls: Iterable[LastPoll]) -> None:
-        """Continue the poll counts from these stored polls; call it after a restart, before the first poll.
-
-        The polls themselves are not queued for writing.
-        """
+        """Continue the poll counts from these stored polls; call it after a restart, before the first poll."""
         for poll in polls:
             activity = self._activity_of(poll.vm)
             activity.count, activity.scope_id, activity.vm_id = poll.count, poll.scope_id, poll.vm_id
@@ -105,43 +101,30 @@ class GuestObservations:
                 activity.silent_before_s = max(0.0, self._wall_time() - poll.real_at - poll.wait_s)
 
     def replace_vm(self, vm: str, vm_id: str) -> None:
-        """Forget the polls of a removed VM, because another one, with this id, was added under its key.
-
-        Late reports (`merge_increments`) of polls of the removed VM are ignored from now on. Deliveries that wait stay.
-        """
+        """Forget the polls of a removed VM, because another one, with this id, was added under its key."""
         self._flush_hits_of(vm)
         self._start_activity(vm, vm_id)
 
     def set_flush_hooks(self, flush: Callable[[], None], flush_vm: Callable[[str], None]) -> None:
         """Set the functions that record here the hits which the response cache has only counted so far.
 
-        `flush()` is called before a batch is taken, and may record a part of the VMs; `flush_vm(vm)` is called before
-        the data of one VM are read or replaced. Until this is called, nothing is flushed.
+        `flush()` is called before a batch is taken, and may record a part of the VMs; `flush_vm(vm)` before the data of
+        one VM are read or replaced.
         """
         self._flush_hits, self._flush_hits_of = flush, flush_vm
 
     def subscribe_deliveries(self, callback: Callable[[Sequence[EventDelivery]], None]) -> Callable[[], None]:
-        """Call back with each batch of deliveries once it is stored (`notify_written`), unless it is empty.
-
-        Returns a function that unsubscribes.
-        """
+        """Call back with each batch of deliveries once it is stored (`notify_written`), unless it is empty."""
         self._delivery_subscribers.append(callback)
         return lambda: self._delivery_subscribers.remove(callback)
 
     def subscribe_polling_starts(self, callback: Callable[[Sequence[str]], None]) -> Callable[[], None]:
-        """Call back with the keys of VMs that poll for the first time or after a silence.
-
-        A silence is that of `PollingPace.is_silent`. The call comes with the next `notify_written`. Polls while nobody
-        has subscribed are not reported. Returns a function that unsubscribes.
-        """
+        """Call back with the keys of VMs that poll for the first time or after a silence."""
         self._start_subscribers.append(callback)
         return lambda: self._start_subscribers.remove(callback)
 
     def notify_written(self, deliveries: Sequence[EventDelivery]) -> None:
-        """Call the subscribers of deliveries with these, which are stored now, and those of polling starts.
-
-        The former are not called if there are no deliveries, the latter not if no VM started to poll.
-        """
+        """Call the subscribers of deliveries with these, which are stored now, and those of polling starts."""
         for on_deliveries in tuple(self._delivery_subscribers) if deliveries else ():
             on_deliveries(deliveries)
         started, self._started_polling = tuple(self._started_polling), {}
@@ -151,12 +134,7 @@ class GuestObservations:
     def record_poll(
         self, view: GuestView, version: str, at: float, *, count: int = 1, user_agent: str = "", wait_s: int = 0
     ) -> None:
-        """Record `count` polls or approvals of the view's VM, the last at `at` (lab time) in this api-version.
-
-        Replaces the VM's poll that waits to be taken; its count is the total so far, from 0 again if another VM (by
-        `vm_id`) has the key. `wait_s`: how long the response to the last one may be held; the VM is not silent
-        meanwhile. `user_agent`: its header, "" if it had none.
-        """
+        """Record `count` polls or approvals of the view's VM, the last at `at` (lab time) in this api-version."""
         vm, vm_id, scope_id = view.vm, view.facts.vm_id, view.scope_id
         activity = self._activity.get(vm) or self._activity_of(vm)
         if activity.vm_id != vm_id:
@@ -179,12 +157,7 @@ class GuestObservations:
         )
 
     def record_delivery(self, view: GuestView, version: str, at: float) -> None:
-        """Record that the view's VM was sent its document in this api-version, at `at` (lab time).
-
-        Queues one delivery for each listed event that the version shows and this VM has not yet received in this
-        status; nothing if the last document sent to the VM is the same, in the same version. Deliveries beyond
-        `max_deliveries` are lost.
-        """
+        """Record that the view's VM was sent its document in this api-version, at `at` (lab time)."""
         activity = self._activity_of(view.vm)
         delivered = (view.scope_id, view.epoch, view.document.incarnation, version)
         if activity.last_delivered == delivered:
@@ -200,9 +173,8 @@ class GuestObservations:
     def take_increments(self, min_interval_s: float = 0.0) -> ObservationBatch:
         """Remove and return, as a pair, polls of VMs since their last batch, and all deliveries that wait.
 
-        Like `take_batch`, it returns at most 500 VMs (BATCH_SIZE), and leaves out those that were in a batch less than
-        `min_interval_s` ago (real time). Each poll's count is that increment, not the total: the counts of these VMs
-        begin at 0 again. For workers; the owner process passes the result to `merge_increments`.
+        Each poll's count is that increment, not the total. For workers; the owner process passes the result to
+        `merge_increments`.
         """
         polls, deliveries = self.take_batch(min_interval_s)
         for poll in polls:
@@ -210,10 +182,7 @@ class GuestObservations:
         return polls, deliveries
 
     def merge_increments(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-        """Queue the batch of another process (see `take_increments`); its poll counts are added to those here.
-
-        Polls of a VM that was replaced (see `replace_vm`) are ignored. A VM's time of last poll never goes back.
-        """
+        """Queue the batch of another process (see `take_increments`); its poll counts are added to those here."""
         for poll in polls:
             if self._is_of_replaced_vm(poll):
                 continue
@@ -229,10 +198,8 @@ class GuestObservations:
     def take_batch(self, min_interval_s: float = 0.0) -> ObservationBatch:
         """Remove and return, as a pair, the last polls of VMs that wait, and all deliveries that wait.
 
-        The poll of a VM waits if it has polled since it was in a batch. At most 500 VMs (BATCH_SIZE) are taken: first
-        those that were never in a batch, then those that were in one the longest time ago. VMs that were in a batch
-        less than `min_interval_s` ago (real time) are left out. Hits of the response cache are recorded first. If the
-        batch cannot be stored, give it back with `return_batch`; else call `notify_written`.
+        At most BATCH_SIZE VMs are taken, those first that were in a batch the longest time ago. If the batch cannot be
+        stored, give it back with `return_batch`; else call `notify_written`.
         """
         now = self._flush_time = self._real_time()
         self._flush_hits()
@@ -249,10 +216,7 @@ class GuestObservations:
         return polls, deliveries
 
     def return_batch(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-        """Put back a batch of `take_batch` that could not be stored; the next calls take it first.
-
-        A poll is dropped if a newer one of the same VM waits, or if another VM has its key now.
-        """
+        """Put back a batch of `take_batch` that could not be stored; the next calls take it first."""
         older = {poll.vm: poll for poll in polls if poll.vm not in self._polls and not self._is_of_replaced_vm(poll)}
         self._new_vm_polls = older | self._new_vm_polls
         newer, self._deliveries = self._deliveries, []
@@ -270,10 +234,7 @@ class GuestObservations:
         return None if activity is None or not activity.count else self._pace(activity, self._real_time())
 
     def paces(self) -> Iterator[tuple[str, PollingPace]]:
-        """Yield (scope id, `pace`) for each known VM that has ever polled, also a removed one, in no order.
-
-        The scope is that of its last poll. VMs that start to poll during the iteration may be missing.
-        """
+        """Yield (scope id, `pace`) for each known VM that has ever polled, also a removed one, in no order."""
         now = self._real_time()
         for vm, activity in tuple(self._activity.items()):
             self._flush_hits_of(vm)

@@ -40,8 +40,8 @@ class ChangeWaiter(Protocol):
     def wake(self) -> None:
         """Look at the document again, because the scope has changed; called once for each `add_waiter`.
 
-        It is called on the event loop, soon after the change. Must do nothing if the connection no longer waits, and
-        must raise nothing: an error would keep all later waiters from being woken.
+        Must do nothing if the connection no longer waits, and must raise nothing: an error would keep all later waiters
+        from being woken.
         """
 
 
@@ -56,12 +56,10 @@ class _PublishedEntry:
 
 
 class PublishedDocuments:
-    """The published scopes in memory, from which polls are answered.
+    """The published scopes in memory, from which polls are answered. Not thread-safe.
 
-    A scope is a set of VMs that share one document. `first_answer_delay_s`: for how long (real time) after a scope was
-    enabled its responses are held back (spec §8.1). `store_tag`: the part of every ETag that distinguishes this store
-    from any other (spec §4.3). `stale_documents` keeps replaced scopes for about a minute, but only while it is enabled
-    (`set_enabled`), for faults. Not thread-safe; `publish` and `remove` need a running event loop.
+    `first_answer_delay_s`: for how long (real time) after a scope was enabled its responses are held back (spec §8.1).
+    `store_tag`: the part of every ETag that distinguishes this store from any other (spec §4.3).
     """
 
     def __init__(self, *, first_answer_delay_s: float = 0.0, store_tag: str = "") -> None:
@@ -76,10 +74,8 @@ class PublishedDocuments:
     def subscribe(self, callback: Callable[[Iterable[str]], None]) -> None:
         """Call back, within `publish` and `remove`, with the keys of all VMs that the scope has or had.
 
-        `publish` makes one call for the VMs that the scope has and, if it was published before, one for those it had;
-        `remove` makes one for those it had. The new documents are in place then. A VM may be reported although it sees
-        the same. The callback must not call `view` for a VM that has left the scope (KeyError), and must raise nothing:
-        `publish` or `remove` would raise its error, and wake no long poll. There is no way to unsubscribe.
+        The callback must not call `view` for a VM that has left the scope, and must raise nothing: no long poll would
+        be woken.
         """
         self._subscribers.append(callback)
 
@@ -87,8 +83,7 @@ class PublishedDocuments:
         """Replace what the scope's VMs see, or add the scope; calls the subscribers. Needs a running loop.
 
         If its epoch, document, override, `is_narrow` or set of VMs changes, its long polls are woken soon after. A VM
-        that the scope no longer has is unknown from now on, unless another scope has it. An error of a subscriber is
-        raised; then no long poll is woken.
+        that the scope no longer has is unknown from now on, unless another scope has it.
         """
         before = self._entries.get(scope.scope_id)
         entry = _PublishedEntry(scope, delayed_until=self._delayed_until(before, scope))
@@ -107,11 +102,7 @@ class PublishedDocuments:
             self._wake(before.waiters)
 
     def remove(self, scope_id: str) -> None:
-        """Remove a scope: its VMs are unknown from now on, and its long polls are woken soon after.
-
-        A VM that another published scope has stays known. Calls the subscribers. Does nothing if the scope is not
-        published.
-        """
+        """Remove a scope: its VMs are unknown from now on, and its long polls are woken soon after."""
         removed = self._entries.pop(scope_id, None)
         if removed is not None:
             self._unindex_vms(removed.scope, staying=())
@@ -119,10 +110,7 @@ class PublishedDocuments:
             self._wake(removed.waiters)
 
     def view(self, vm: str) -> GuestView | None:
-        """Return what this VM (its key) sees now; None if no published scope has it.
-
-        The same object until its scope is published again.
-        """
+        """Return what this VM (its key) sees now; None if no published scope has it."""
         scope_id = self._scope_id_by_vm.get(vm)
         if scope_id is None:
             return None
@@ -133,20 +121,15 @@ class PublishedDocuments:
         return view
 
     def shared_response(self, view: GuestView, poll: PollRequest, *, iso_dates: bool) -> HttpResponse | None:
-        """Return the response that `share_response` kept for an equal poll of any VM that sees the same.
-
-        `iso_dates` (NotBefore in ISO form) must be equal too. None if there is none, if the view is outdated, or if its
-        document is not that of its whole scope.
-        """
+        """Return the response that `share_response` kept for an equal poll of any VM that sees the same."""
         entry = self._entry_for(view)
         return None if entry is None else entry.responses.get((poll, iso_dates))
 
     def share_response(self, view: GuestView, poll: PollRequest, response: HttpResponse, *, iso_dates: bool) -> None:
         """Keep a response with the document (200) for equal polls of all VMs that see this document.
 
-        It is kept until responses to polls change. Does nothing if the view is outdated, if its document is not that of
-        the whole scope (narrow delivery), or if the scope has 64 of them. `iso_dates` says whether its dates are in ISO
-        8601; only such polls get it.
+        Does nothing if the view is outdated, if its document is not that of the whole scope (narrow delivery), or if
+        the scope has 64 of them.
         """
         entry = self._entry_for(view)
         if entry is not None and len(entry.responses) < _MAX_SHARED_RESPONSES:
@@ -173,17 +156,11 @@ class PublishedDocuments:
         return etag(view.scope_id, view.epoch, view.document.incarnation, rendered.digest, self._store_tag)
 
     def add_waiter(self, scope_id: str, waiter: ChangeWaiter) -> None:
-        """Call the waiter's `wake` once, after the next change of responses to polls of the scope.
-
-        Also after the scope is removed. Raises KeyError if it is not published.
-        """
+        """Call the waiter's `wake` once, after the next change of responses to polls of the scope."""
         self._entries[scope_id].waiters[waiter] = None
 
     def remove_waiter(self, scope_id: str, waiter: ChangeWaiter) -> None:
-        """Do not wake the waiter, unless a change has come already; does nothing if it does not wait.
-
-        `scope_id` is the scope for which it waits.
-        """
+        """Do not wake the waiter, unless a change has come already; does nothing if it does not wait."""
         entry = self._entries.get(scope_id)
         if entry is not None:
             entry.waiters.pop(waiter, None)
@@ -259,31 +236,21 @@ _STALE_RETENTION_S = 60.0
 
 
 class StaleDocuments:
-    """Keeps replaced scopes for at least a minute (real time), so that a fault can serve old documents.
-
-    Older ones are dropped when the same scope is replaced again. It keeps nothing until `set_enabled(True)`.
-    """
+    """Keeps replaced scopes for at least a minute (real time) while enabled, so a fault can serve old documents."""
 
     def __init__(self) -> None:
         # scope id → (loop time until which it was published, scope), oldest first; None: off
         self._replaced: dict[str, deque[tuple[float, PublishedScope]]] | None = None
 
     def set_enabled(self, enabled: bool) -> None:
-        """Start (True) to keep replaced scopes, or stop (False) and drop all that are kept.
-
-        Does nothing if it is in that state already.
-        """
+        """Start (True) to keep replaced scopes, or stop (False) and drop all that are kept."""
         if not enabled:
             self._replaced = None
         elif self._replaced is None:
             self._replaced = {}
 
     def add(self, replaced: PublishedScope) -> None:
-        """Keep a scope that was replaced just now; does nothing if not enabled.
-
-        Drops what it has of the same scope that was replaced over a minute ago. Needs a running event loop, whose time
-        counts.
-        """
+        """Keep a scope that was replaced just now; does nothing if not enabled."""
         if self._replaced is None:
             return
         now = asyncio.get_running_loop().time()
@@ -295,9 +262,8 @@ class StaleDocuments:
     def view_at(self, view: GuestView, at: float) -> GuestView:
         """Return a copy of the view with the epoch and document that its scope had at `at` (event loop time).
 
-        Returns the view itself if no kept scope was replaced at that time or later, or if the scope was not enabled
-        then. A time before the oldest kept scope gives that one. A VM that the scope did not have then gets what the
-        others got; if the scope was narrow, only the events that name the VM.
+        A VM that the scope did not have then gets what the others got; if the scope was narrow, only the events that
+        name the VM.
         """
         history = self._replaced.get(view.scope_id, ()) if self._replaced is not None else ()
         earlier = next((scope for until, scope in history if until >= at), None)

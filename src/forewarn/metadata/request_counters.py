@@ -39,21 +39,12 @@ OTHER_REQUEST = RequestCategory(OTHER)
 
 
 def request_category(request: HttpRequest) -> RequestCategory:
-    """Return the category of a VM's request, by method, path (ignoring letter case) and api-version.
-
-    Scheduled events are POLL (GET) or APPROVAL (POST), the other endpoints INSTANCE or TOKEN (any method), and all else
-    is OTHER, including other methods on scheduled events. Never UNKNOWN_CALLER, which only the connection can tell. The
-    version is "" unless the path is that of scheduled events; there, UNKNOWN_VERSION or NO_VERSION if it is unknown or
-    missing.
-    """
+    """Return the category of a VM's request, by method, path (ignoring letter case) and api-version."""
     return _category_of_target(request.method, request.target)
 
 
 def user_agent_of(request: HttpRequest) -> str:
-    """Return the first 120 printable characters of the first User-Agent header; "" if there is none.
-
-    Blanks around it do not count.
-    """
+    """Return the first 120 printable characters of the first User-Agent header; "" if there is none."""
     user_agent = next((value for name, value in request.headers if name == "user-agent"), "")
     return _printable_prefix(user_agent) if user_agent else ""
 
@@ -98,10 +89,7 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sum_totals(*parts: RequestTotals) -> RequestTotals:
-    """Return the sum of the totals of several processes, gauges included.
-
-    Its `answered` has one tuple for each kind, api-version and status. Without arguments every count is 0.
-    """
+    """Return the sum of the totals of several processes, gauges included."""
     answered: Counter[tuple[str, str, int]] = Counter()
     for part in parts:
         for kind, version, status, count in part.answered:
@@ -123,8 +111,7 @@ RESET_STATUS = 0  # counted instead of an HTTP status: the connection was reset
 class RequestCounters:
     """The request counts of one server since its start, which its connections increase in place.
 
-    Requests that the response cache answered are added when the cache flushes its hits. `answered` includes responses
-    to what is not valid HTTP, and connections that a fault reset (status 0).
+    Requests that the response cache answered are added when the cache flushes its hits.
     """
 
     accepted: int = 0  # connections
@@ -134,10 +121,7 @@ class RequestCounters:
     answered: Counter[tuple[RequestCategory, int]] = field(default_factory=Counter)  # responses by category and status
 
     def count_cached(self, category: RequestCategory, status: int, count: int) -> None:
-        """Add `count` requests that the response cache answered with this HTTP status.
-
-        They count in `requests`, and by category and status in `answered`.
-        """
+        """Add `count` requests that the response cache answered with this HTTP status."""
         self.requests += count
         self.answered[category, status] += count
 

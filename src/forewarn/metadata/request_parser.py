@@ -103,8 +103,8 @@ class _ParserCallbacks:
 class RequestParser:
     """Parses the bytes of one connection: `feed` them, then call `next_request` until it returns None.
 
-    It applies the size limits of `limits`, not the time limits. Does no I/O. After a RefusedRequest the parser must not
-    be used again.
+    It applies the size limits of `limits`, not the time limits. After a RefusedRequest the parser must not be used
+    again.
     """
 
     __slots__ = ("_body", "_buffer", "_expects_continue", "_head", "_limits", "_scanned")
@@ -128,10 +128,7 @@ class RequestParser:
         return bool(self._buffer) or self._head is not None
 
     def take_continue(self) -> bool:
-        """Return True once if the client waits for 100 Continue and has sent no part of the body yet.
-
-        Else returns False. Call it after `next_request` has returned None; the caller then sends 100 Continue.
-        """
+        """Return True once if the client waits for 100 Continue and has sent no part of the body yet."""
         expects_continue, self._expects_continue = self._expects_continue, False
         return expects_continue
 
@@ -140,11 +137,7 @@ class RequestParser:
         self._buffer += data
 
     def next_request(self) -> ParsedRequest | RefusedRequest | None:
-        """Take the next complete request out of the buffered bytes; None if more bytes are needed.
-
-        Returns RefusedRequest if the bytes are not valid HTTP/1.0 or 1.1 (400) or exceed a limit (413 body, 431 head),
-        also before the request is complete; the parser must not be used after that.
-        """
+        """Take the next complete request out of the buffered bytes; None if more bytes are needed."""
         try:
             if self._head is None or self._body is None:
                 return self._parse_head()

@@ -62,8 +62,7 @@ _log = logging.getLogger(__name__)
 class HeldResponse:
     """A response that waits, until a time or until the document of a scope changes: a long poll or delay.
 
-    The connection then calls `resume(expired)` for the response, which may be another HeldResponse. `expired` is True
-    if the time is over or the wait must end, False if the document has changed.
+    The connection then calls `resume(expired)` for the response, which may be another HeldResponse.
     """
 
     until: float  # event loop time
@@ -85,11 +84,7 @@ PendingResponse: TypeAlias = Coroutine[Any, Any, FinishResponse]  # waits for th
 
 
 class Responder:
-    """Decides the responses to the requests of all connections of a server; sends nothing.
-
-    `rules_for(location)` returns the endpoint rules for VMs of that location. Use it inside a running event loop. The
-    other arguments are the parts of the server that it reads and updates.
-    """
+    """Decides the responses to the requests of all connections of a server; sends nothing."""
 
     def __init__(
         self,
@@ -122,11 +117,8 @@ class Responder:
     def respond(self, caller: Caller, request: HttpRequest) -> AnyResponse:
         """Decide the response to a request: return it, or an object that says how it comes later.
 
-        An HttpResponse or ResetConnection applies now; a HeldResponse waits (long poll or delay), a SlowResponse is
-        sent slowly, and a coroutine (PendingResponse) waits for the backend. Sends nothing. Records the polls and
-        approvals that no error or fault refuses, and deliveries, and consumes faults and the rate limit, beyond which
-        the response is 429. An unknown caller gets 404, and is logged. Only the coroutine, once run, calls the backend:
-        Unavailable and Conflict become 503, and NotFound of an approval or a first request becomes 404.
+        Records the polls and approvals that no error or fault refuses, and deliveries, and consumes faults and the rate
+        limit. Only the coroutine (PendingResponse), once run, calls the backend.
         """
         view = self._current_view(caller)
         if view is None:
@@ -160,9 +152,8 @@ class Responder:
         """Return the caller's view and the api-version, if the response may be cached until the view changes.
 
         That is for a poll, or for an approval that changes nothing (clients approve every listed event again and
-        again), without a fault and without a rate limit. None for any other request, and for an unknown caller. Call
-        it after `respond`, and only if that returned an HttpResponse, which it does not check; it counts and records
-        nothing.
+        again), without a fault and without a rate limit. Call it after `respond`, and only if that returned an
+        HttpResponse, which it does not check.
         """
         view = self._current_view(caller)
         if view is None or self._rate_limiter.is_enabled or self._faults.faults_for(view) is not None:
@@ -363,8 +354,7 @@ _MAX_KNOWN_APPROVALS = 10_000  # beyond, the oldest is dropped and goes to the b
 class KnownApprovals:
     """Remembers events whose approval the backend has accepted, so that it is not called for them again.
 
-    Keeps the latest `max_size` events, with their scope. `covers` also counts events that have started, which need no
-    approval; the backend accepts that of an event that is over, too. So it does not prove that they were approved.
+    `covers` also counts events that have started, which need no approval, so it does not prove that they were approved.
     """
 
     def __init__(self, *, max_size: int = _MAX_KNOWN_APPROVALS) -> None:
@@ -372,20 +362,14 @@ class KnownApprovals:
         self._approved: dict[tuple[str, str], None] = {}  # scope id and event id
 
     def add(self, scope_id: str, event_ids: tuple[str, ...]) -> None:
-        """Remember that the backend has accepted an approval of these events (upper case) of the scope.
-
-        Forgets the events that were added first if there are too many; adding one again need not keep it longer.
-        """
+        """Remember that the backend has accepted an approval of these events (upper case) of the scope."""
         for event_id in event_ids:
             if len(self._approved) >= self._max_size:
                 del self._approved[next(iter(self._approved))]
             self._approved[scope_id, event_id] = None
 
     def covers(self, view: GuestView, event_ids: tuple[str, ...]) -> bool:
-        """Return whether there are ids (in upper case), and none of these events needs an approval.
-
-        An event needs none if it was added for the view's scope, or if the view's document lists it as started.
-        """
+        """Return whether there are ids (in upper case), and none of these events needs an approval."""
         return bool(event_ids) and all(self._needs_no_approval(view, event_id) for event_id in event_ids)
 
     def _needs_no_approval(self, view: GuestView, event_id: str) -> bool:
@@ -399,10 +383,7 @@ _MAX_LOGGED_CALLERS = 1000
 
 
 class UnknownCallerLog:
-    """Logs requests of unknown callers as warnings, each caller (by its attachment) at most once a minute.
-
-    Remembers the callers of the last minute, at most `max_callers`; further ones share one message a minute.
-    """
+    """Logs requests of unknown callers as warnings, each caller (by its attachment) at most once a minute."""
 
     def __init__(self, *, max_callers: int = _MAX_LOGGED_CALLERS) -> None:
         self._max_callers = max_callers
@@ -410,11 +391,7 @@ class UnknownCallerLog:
         self._overflow_logged_at: float | None = None
 
     def record(self, caller: Caller, now: float) -> None:
-        """Log, as a warning, that a request of this caller at `now` (loop time) got 404, and why.
-
-        Logs nothing if one of the same attachment was logged in the last minute. If `max_callers` others were, it logs
-        only that there are more, once a minute.
-        """
+        """Log, as a warning, that a request of this caller at `now` (loop time) got 404, and why."""
         since = now - _UNKNOWN_CALLER_INTERVAL_S
         if self._logged_at.get(caller.attachment, since) > since:
             return

@@ -28,12 +28,7 @@ CachedResponses = dict[bytes, "CachedResponse"]  # by the exact bytes of the req
 
 
 class CachedResponse:
-    """A cache entry: the prepared response to one exact request of one VM.
-
-    `prepared` is the response; `keep_alive`: the connection stays open after it. `status`, `version` (api-version),
-    `category` and `user_agent` are those under which its hits are recorded. `hits` counts requests that it answered and
-    that are not recorded yet. `vm_cache` has all entries of the VM.
-    """
+    """A cache entry: the prepared response to one exact request of one VM; `hits` are not recorded yet."""
 
     __slots__ = ("category", "hits", "keep_alive", "prepared", "status", "user_agent", "version", "vm_cache")
 
@@ -54,10 +49,7 @@ class CachedResponse:
 
 
 class _VmResponseCache:
-    """The cache entries of one VM, by kind of caller; valid only as long as `view` is what the VM sees.
-
-    `last_hit` is the entry that was used last, None if none was since the last flush; `last_hit_at` is its lab time.
-    """
+    """The cache entries of one VM, by kind of caller; valid only as long as `view` is what the VM sees."""
 
     __slots__ = ("last_hit", "last_hit_at", "responses", "view")
 
@@ -71,10 +63,8 @@ class _VmResponseCache:
 class ResponseCache:
     """The response cache of one server: responses by the exact bytes of a request, for each VM.
 
-    Connections look up entries themselves (`responses_for`) and call `serve_hit`. Hits are counted in the entries. A
-    flush records them: it calls `count_hits(category, status, count)` and `observations.record_poll`. The cache sets
-    itself as the flush hooks of `observations`. `now` returns lab time, `writer` makes the bytes. It keeps at most
-    200,000 VMs, then drops the one that was added first. With `is_enabled=False` nothing is ever cached.
+    Connections look up entries themselves (`responses_for`) and call `serve_hit`. A flush records the hits counted in
+    the entries. With `is_enabled=False` nothing is ever cached.
     """
 
     def __init__(
@@ -96,9 +86,8 @@ class ResponseCache:
     def responses_for(self, vm: str | None, is_loopback: bool, from_loopback: bool) -> CachedResponses | None:
         """Return the VM's cached responses for callers of this kind (see `Caller`), by request bytes.
 
-        `vm` is a key; `is_loopback` and `from_loopback` are the flags of the Caller. None if nothing is cached for
-        them, or `vm` is None (an unknown caller). The dictionary is the cache's own, and may be kept: it is emptied
-        when the entries become invalid, and then stays empty, so look it up again.
+        The dictionary is the cache's own, and may be kept: it is emptied when the entries become invalid, and then
+        stays empty, so look it up again.
         """
         vm_cache = self._vm_caches.get(vm) if vm is not None else None
         return None if vm_cache is None else vm_cache.responses.get((is_loopback, from_loopback))
@@ -106,7 +95,7 @@ class ResponseCache:
     def serve_hit(self, entry: CachedResponse) -> bytes:
         """Count a hit of the entry and return the bytes to send, with the current Date in lab time.
 
-        The hit is recorded at the next flush. This is all that a cached poll costs.
+        This is all that a cached poll costs.
         """
         now = self._now()
         date = self._date
@@ -133,12 +122,7 @@ class ResponseCache:
         category: RequestCategory,
         user_agent: str,
     ) -> CachedResponses:
-        """Cache the response to these request bytes for the view's VM and callers of this kind.
-
-        Keeps an entry that is there already. Drops the oldest of more than 16 entries of these, and all entries of an
-        older view of the VM. Returns the VM's entries for this kind of caller, by request bytes; empty, if disabled.
-        The arguments after `view` are the fields of `CachedResponse`.
-        """
+        """Cache the response to these request bytes for the view's VM and callers of this kind."""
         if not self._is_enabled:
             return {}
         vm_cache = self._vm_cache_for(view)
@@ -176,18 +160,12 @@ class ResponseCache:
         self.invalidate_all()
 
     def flush_hits(self) -> None:
-        """Record the hits of the at most 500 VMs (BATCH_SIZE) that wait longest, as counts and observations.
-
-        The hits of all other VMs stay counted in their entries, for a later call.
-        """
+        """Record the hits of the at most 500 VMs (BATCH_SIZE) that wait longest, as counts and observations."""
         for vm_cache in tuple(islice(self._caches_with_hits, BATCH_SIZE)):
             self._flush(vm_cache)
 
     def flush_hits_of(self, vm: str) -> None:
-        """Record the hits of one VM (its key), so that its next request is recorded after them.
-
-        Does nothing if it has none.
-        """
+        """Record the hits of one VM (its key), so that its next request is recorded after them."""
         vm_cache = self._vm_caches.get(vm)
         if vm_cache is not None:
             self._flush(vm_cache)

@@ -39,10 +39,7 @@ _IIS_SERVER = "Microsoft-IIS/10.0"  # of the front end, which answers unsupporte
 
 
 class DateHeader:
-    """The Date header for the second of lab time that contains `now` (POSIX seconds).
-
-    `line` is the header's bytes, right for `valid_from` <= time < `valid_until`.
-    """
+    """The Date header's `line`, right for `valid_from` <= lab time < `valid_until`."""
 
     __slots__ = ("line", "valid_from", "valid_until")
 
@@ -53,11 +50,7 @@ class DateHeader:
 
 
 class PreparedResponse:
-    """A rendered response without its Date header, which goes between the bytes `before` and `after`.
-
-    `raw` is the complete response with the Date header `date`, as `bytes_at` made it last; before that, they are b""
-    and None, and they stay so if each use gets another request id.
-    """
+    """A rendered response without its Date header, which goes between the bytes `before` and `after`."""
 
     __slots__ = ("_after", "_before", "date", "raw")
 
@@ -67,10 +60,7 @@ class PreparedResponse:
         self.raw = b""
 
     def bytes_at(self, date: DateHeader) -> bytes:
-        """Return the complete response with this Date header, and keep both in `raw` and `date`.
-
-        A response with a request id gets a new one at each call, and is not kept.
-        """
+        """Return the complete response with this Date header, and keep both in `raw` and `date`."""
         if self.date is not date:
             self.date, self.raw = date, self._before + date.line + self._after
         return self.raw
@@ -79,8 +69,8 @@ class PreparedResponse:
 class _RequestIds:
     """Makes the values of x-ms-request-id: GUIDs that differ in their last 12 digits, which count up.
 
-    `prefix` is what they share, as bytes. It is random, so that the ids of several processes differ. Counting costs a
-    poll less than a random GUID does. `next_number()` returns the next number, from 1.
+    The prefix is random, so that the ids of several processes differ. Counting costs a poll less than a random GUID
+    does.
     """
 
     __slots__ = ("next_number", "prefix")
@@ -93,8 +83,7 @@ class _RequestIds:
 class _IdentifiedResponse(PreparedResponse):
     """A rendered response that also lacks the number of its request id, which each use of it adds.
 
-    `date` stays None, so that the response cache calls `bytes_at` for every hit. `before` ends with the prefix of the
-    ids.
+    `date` stays None, so that the response cache calls `bytes_at` for every hit.
     """
 
     __slots__ = ("_ids", "_rest", "_rest_date")
@@ -113,11 +102,7 @@ class _IdentifiedResponse(PreparedResponse):
 
 
 class ResponseWriter:
-    """Renders responses to bytes: status line, headers, body. `now` returns lab time, for Date (spec §12).
-
-    With `imds_headers`, responses have the headers Server and x-ms-request-id, which is new for each response; errors
-    in XML have only Server.
-    """
+    """Renders responses to bytes: status line, headers, body. `now` returns lab time, for Date (spec §12)."""
 
     def __init__(self, now: Callable[[], float], *, imds_headers: bool = False) -> None:
         self._now = now
@@ -127,23 +112,14 @@ class ResponseWriter:
         self._last: tuple[HttpResponse, bool, bool, PreparedResponse] | None = None
 
     def bytes_for(self, response: HttpResponse, *, keep_alive: bool, is_http10: bool) -> bytes:
-        """Return the bytes of a response with the current Date, Content-Length (not in a 304) and Connection.
-
-        Connection is `close` without `keep_alive`, and `keep-alive` for HTTP/1.0 with it. The body is left out if the
-        response is `head_only`. The last response is kept, because many long polls get the same object.
-        """
+        """Return the bytes of a response with the current Date, Content-Length (not in a 304) and Connection."""
         last = self._last
         if last is None or last[0] is not response or last[1] is not keep_alive or last[2] is not is_http10:
             last = self._last = (response, keep_alive, is_http10, self._prepare(response, keep_alive, is_http10))
         return last[3].bytes_at(self.date_header_at(self._now()))
 
     def prepare(self, response: HttpResponse, *, keep_alive: bool, is_http10: bool) -> PreparedResponse:
-        """Return the bytes of a response without its Date, for the response cache, which adds that each time.
-
-        They have Content-Length (not in a 304) and Connection: `close` without `keep_alive`, and `keep-alive` for
-        HTTP/1.0 with it. The body is left out if the response is `head_only`. Equal responses with equal flags share
-        one object, as long as it is among the 1024 used last.
-        """
+        """Return the bytes of a response without its Date, for the response cache, which adds that each time."""
         return self._prepare_cached(response, keep_alive, is_http10)
 
     def date_header_at(self, now: float) -> DateHeader:
@@ -173,10 +149,7 @@ def _prepare_as_imds(
 
 
 def _content_length(response: HttpResponse) -> tuple[tuple[str, str], ...]:
-    """The Content-Length header, or none in a 304.
-
-    There it would be the length of the 200's body (RFC 9110 §8.6).
-    """
+    """The Content-Length header, or none in a 304: there it would be that of the 200's body (RFC 9110 §8.6)."""
     return () if response.status == HTTPStatus.NOT_MODIFIED else (("Content-Length", str(len(response.body))),)
 
 
@@ -204,8 +177,7 @@ _MAX_SLOW_CHUNKS = 20
 class SlowBodyWriter:
     """Writes the head of a response when created and its body over `duration_s`, then calls `on_done`.
 
-    `response_bytes` has both. The body is written with `write` in at most 20 pieces, in real time, the first after a
-    pause. Create it inside a running event loop.
+    The body is written in at most 20 pieces, the first after a pause.
     """
 
     def __init__(
@@ -233,10 +205,7 @@ class SlowBodyWriter:
         self._on_done()
 
     def stop(self) -> None:
-        """Write nothing more, and do not call `on_done`; the response stays incomplete.
-
-        Does nothing after the end.
-        """
+        """Write nothing more, and do not call `on_done`; the response stays incomplete."""
         self._timer.cancel()
 
     def _write_chunk(self) -> None:

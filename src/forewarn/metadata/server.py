@@ -28,10 +28,7 @@ class MetadataServer:
     """The HTTP server for VMs. Create and use it inside a running event loop; `start`, then `drain`.
 
     It serves what `documents` has, asks `backend` for the rest, and finds the VM of a connection in `callers`.
-    `rules_for(location)` returns the endpoint rules for VMs of that location. `limits`: None means the defaults.
-    `use_response_cache=False` changes only the speed. `fault_quota` is shared if several processes serve VMs; None: a
-    local one. Faults expire by `real_time` (POSIX seconds). Its `observations` collects polls and deliveries, `faults`
-    has the transport faults and their hits. `imds_headers`: responses have Azure's headers, see `ResponseWriter`.
+    `fault_quota` is shared if several processes serve VMs. Faults expire by `real_time`.
     """
 
     def __init__(
@@ -91,11 +88,7 @@ class MetadataServer:
         return self._counters
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of `counters`, the lost deliveries and the open connections now, as a new value.
-
-        Records cache hits of at most 500 VMs (BATCH_SIZE) first; those of others are not counted yet. Workers send it
-        to the owner process, where `sum_totals` adds it up.
-        """
+        """Return the counts of `counters`, the lost deliveries and the open connections now, as a new value."""
         counters = self.counters
         return RequestTotals(
             answered=tuple((*category, status, count) for (category, status), count in counters.answered.items()),
@@ -113,42 +106,25 @@ class MetadataServer:
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of received bytes not parsed yet, plus bytes of responses that the kernel has not taken.
-
-        It is the sum over all connections. The body of a request that is not complete does not count.
-        """
+        """The number of received bytes not parsed yet, plus bytes of responses that the kernel has not taken."""
         return self._state.buffered_bytes
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults; those that are not transport faults are ignored. Needs a running loop.
-
-        A fault that stays continues its counts. Drops the cached responses of VMs whose faults were added or removed,
-        or of all VMs if such a fault is not limited to one VM.
-        """
+        """Replace the active faults; those that are not transport faults are ignored. Needs a running loop."""
         self.faults.set_faults(faults)
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
-        """Accept connections on these listeners too; may be called again while the server runs.
-
-        The server owns their sockets from now on. Raises OSError if a socket cannot listen, such as one whose device is
-        gone; sockets before it are served.
-        """
+        """Accept connections on these listeners too; may be called again while the server runs."""
         for listener in listeners:
             self._start_listener(listener)
 
     async def stop(self, listener: VmListener) -> None:
-        """Stop accepting on a listener and close its sockets; open connections stay.
-
-        Does nothing if it was not started.
-        """
+        """Stop accepting on a listener and close its sockets; open connections stay."""
         for accept_loop in self._accept_loops.pop(listener, ()):
             await accept_loop.stop()
 
     def add_connection(self, caller: Caller) -> MetadataConnection:
-        """Add a connection of this caller without a listener; returns its asyncio protocol for a transport.
-
-        The limits on the number of connections do not apply to it.
-        """
+        """Add a connection of this caller without a listener; returns its asyncio protocol for a transport."""
         connection = MetadataConnection(self._state, caller)
         self._state.add_connection(connection, caller)
         return connection
@@ -157,18 +133,14 @@ class MetadataServer:
         """Close all listeners, answer the requests in progress, and close all connections.
 
         `idle_grace_s`: how long idle connections may wait for one more request, where another process serves their
-        clients next. Aborts connections and cancels backend calls that remain after `timeout_s` (0: all at once). Both
-        are seconds of real time from the call. The server cannot start again.
+        clients next. Aborts what remains after `timeout_s`. The server cannot start again.
         """
         for listener in tuple(self._accept_loops):
             await self.stop(listener)
         await self._state.drain(timeout_s, idle_grace_s=idle_grace_s)
 
     def end_idle_grace(self) -> None:
-        """End the wait of idle connections in a `drain` with `idle_grace_s`: they close now. Returns at once.
-
-        A `drain` that begins later does not wait for idle connections either.
-        """
+        """End the wait of idle connections in a `drain` with `idle_grace_s`: they close now. Returns at once."""
         self._state.end_idle_grace()
 
     def _start_listener(self, listener: VmListener) -> None:

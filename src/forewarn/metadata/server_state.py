@@ -26,11 +26,7 @@ class OpenConnection(Protocol):
     """The part of a connection that the server state uses; see `MetadataConnection`."""
 
     def drain(self, *, close_idle: bool) -> None:
-        """Answer the request in progress, also one that has only begun to arrive, then close.
-
-        Returns at once; the connection may close later. An idle connection closes at once if `close_idle`, else after
-        its next request.
-        """
+        """Answer the request in progress, also one that has only begun to arrive, then close."""
 
     def abort(self) -> None:
         """Close at once, without sending buffered data."""
@@ -39,25 +35,18 @@ class OpenConnection(Protocol):
         """Answer the held request, if there is one, because its time is over; it may be held again."""
 
     def check_idle(self) -> None:
-        """Close if there was no request for `Limits.idle_s`, else schedule the next check.
-
-        Aborts a connection whose client has left responses unread for that long.
-        """
+        """Close if there was no request for `Limits.idle_s`, else schedule the next check."""
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of received bytes not parsed yet, plus bytes of responses that the kernel has not taken.
-
-        Bytes of an incomplete request's body do not count.
-        """
+        """The number of received bytes not parsed yet, plus bytes of responses that the kernel has not taken."""
 
 
 class ServerState:
     """The parts of a server that its connections use, the set of open connections, and their timers.
 
-    Create it inside a running event loop: `loop` is that one, `time()` its time. The arguments become attributes of the
-    same names. `hold_timers` call a connection's `on_hold_timeout`, `idle_timers` its `check_idle`; connections
-    schedule themselves there. `is_draining` is False until `drain` is called.
+    `hold_timers` call a connection's `on_hold_timeout`, `idle_timers` its `check_idle`; connections schedule themselves
+    there.
     """
 
     def __init__(
@@ -99,18 +88,11 @@ class ServerState:
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of received bytes not parsed yet, plus bytes of responses that the kernel has not taken.
-
-        It is the sum over all connections. The body of a request that is not complete does not count.
-        """
+        """The number of received bytes not parsed yet, plus bytes of responses that the kernel has not taken."""
         return sum(connection.buffered_bytes for connection in self._connections)
 
     def admit_connection(self, vm: str | None) -> bool:
-        """Return whether one more connection of the VM (its key) may be added.
-
-        Counts the connection as accepted or refused, but does not add it. None is an unknown caller; all of them
-        together have the limit of one VM. False while draining.
-        """
+        """Return whether one more connection of the VM (its key) may be added."""
         is_full = self._per_vm.get(vm, 0) >= self._max_per_vm or len(self._connections) >= self.limits.connections
         if is_full or self.is_draining:
             self.counters.refused += 1
@@ -119,10 +101,7 @@ class ServerState:
         return True
 
     def add_connection(self, connection: OpenConnection, caller: Caller) -> None:
-        """Add an open connection of the caller's VM, without checking limits.
-
-        It must call `remove_connection` when it is lost.
-        """
+        """Add an open connection of the caller's VM, without checking limits."""
         self._connections[connection] = caller.vm
         self._per_vm[caller.vm] += 1
 
@@ -151,9 +130,7 @@ class ServerState:
         """Answer the requests in progress and close all connections; no more are admitted, nothing is cached.
 
         Idle connections stay open for up to `idle_grace_s`, and close when their next request is answered: closed at
-        once, they would lose a request that is on its way. Aborts connections and cancels backend calls that remain
-        after `timeout_s` (0: all at once). Both are seconds of real time from the call. Returns when no connection is
-        left.
+        once, they would lose a request that is on its way.
         """
         self.is_draining = True
         self.response_cache.disable()
@@ -168,10 +145,7 @@ class ServerState:
         await self._wait_until_empty()
 
     def end_idle_grace(self) -> None:
-        """End the wait of idle connections in a `drain` with `idle_grace_s`: they close now. Returns at once.
-
-        A `drain` that begins later does not wait for idle connections either.
-        """
+        """End the wait of idle connections in a `drain` with `idle_grace_s`: they close now. Returns at once."""
         self._is_grace_over = True
         self._drain_progress.set()
 

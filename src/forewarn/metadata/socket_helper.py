@@ -26,20 +26,14 @@ _ACCEPT_RETRY_S = 0.2
 
 
 class SocketDistributor:
-    """Keeps the open listening sockets of `forewarn sockets`, and passes them to each connected client.
-
-    A client is a process of the service; it also gets every later change.
-    """
+    """Keeps the open listening sockets of `forewarn sockets`, and passes them and changes to each connected client."""
 
     def __init__(self) -> None:
         self._open_sockets: dict[str, socket.socket] = {}
         self._client_queues: set[asyncio.Queue[str]] = set()
 
     def update(self, change: ListenerChange) -> None:
-        """Take over an opened socket, close the previous one, and queue the change for every client.
-
-        The distributor owns the socket until a later change replaces it. Clients that connect later get it too.
-        """
+        """Take over an opened socket, close the previous one, and queue the change for every client."""
         name = change.spec.name
         if change.previous is not None:
             change.previous.close()
@@ -50,11 +44,7 @@ class SocketDistributor:
             queue.put_nowait(name)
 
     async def send_to_client(self, client: socket.socket) -> None:
-        """Send every open socket, then every change, until the client disconnects; closes the connection.
-
-        `client` is a connected non-blocking Unix socket. If sending fails, it ends without an error. May run for
-        several clients at the same time.
-        """
+        """Send every open socket, then every change, until the client disconnects; closes the connection."""
         queue: asyncio.Queue[str] = asyncio.Queue()
         for name in self._open_sockets:
             queue.put_nowait(name)
@@ -82,13 +72,7 @@ Announce = Callable[[list[ListenerSpec], dict[ListenerSpec, str]], None]
 
 
 def run_socket_helper(listeners: Sequence[ListenerSpec], directory: Path, announce: Announce) -> None:
-    """Pass the sockets of `listeners` to the service of the data directory, until SIGINT or SIGTERM.
-
-    Opens them when their device, address or namespace exists. `directory` is the data directory, in which the service
-    connects to a Unix socket. `announce(opened, waiting)` is called once, with the list of the listeners that are open
-    and a dict of the others with the reason in words. Blocks. Raises Rejected if a listener or the data directory
-    cannot be used, Refused if another helper runs there. Increases the limit of open files of this process.
-    """
+    """Pass the sockets of `listeners` to the service of the data directory, until SIGINT or SIGTERM. Blocks."""
     _raise_open_file_limit()
     asyncio.run(_run_until_signal(listeners, directory, announce))
 
@@ -116,11 +100,7 @@ async def _run_until_signal(listeners: Sequence[ListenerSpec], directory: Path, 
 
 
 async def accept_clients(server: socket.socket, distributor: SocketDistributor, owner: int) -> None:
-    """Accept clients on the Unix socket `server` until cancelled, and pass them the distributor's sockets.
-
-    `server` listens and is non-blocking. Clients that run neither as root nor as user id `owner` are disconnected and
-    logged. A failure to accept is logged and tried again. When it is cancelled, all clients are disconnected.
-    """
+    """Accept clients on the Unix socket `server` until cancelled, and pass them the distributor's sockets."""
     async with asyncio.TaskGroup() as group:
         while True:
             try:

@@ -30,11 +30,7 @@ class SocketPacket:
 
 
 async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
-    """Send a packet over the non-blocking Unix socket `link`, waiting until the socket takes it.
-
-    Raises OSError if the other side is gone. If the packet's socket has been closed meanwhile, sends that the listener
-    closed. The sender keeps its own copy of the socket. Send one packet at a time over a link.
-    """
+    """Send a packet over the non-blocking Unix socket `link`, waiting until the socket takes it."""
     while True:
         fd = packet.sock.fileno() if packet.sock else -1  # the socket may have closed while this waited
         try:
@@ -45,11 +41,7 @@ async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
 
 
 async def receive_packet(link: socket.socket) -> SocketPacket | None:
-    """Wait for the next packet on `link`, a non-blocking SOCK_SEQPACKET socket; None if the peer is gone.
-
-    The packet's `sock` is None if the listener closed; else the caller owns that socket, which is non-blocking. Make
-    one call at a time for a link. Raises OSError for any failure other than a lost connection.
-    """
+    """Wait for the next packet on `link`, a non-blocking SOCK_SEQPACKET socket; None if the peer is gone."""
     while True:
         try:
             name, fds, _, _ = socket.recv_fds(link, _MAX_NAME_BYTES, 1)
@@ -64,12 +56,7 @@ async def receive_packet(link: socket.socket) -> SocketPacket | None:
 
 
 async def receive_packets_forever(path: Path) -> AsyncGenerator[SocketPacket, None]:
-    """Connect to the helper's Unix socket at `path` and yield its packets, without end.
-
-    While it cannot connect (the helper is not running, or this user may not), logs that once and tries again every 0.2
-    s. After each connect it yields every open listener again; sockets received before stay open. The caller owns the
-    sockets; closing the generator disconnects.
-    """
+    """Connect to the helper's Unix socket at `path` and yield its packets, without end."""
     is_logged = False
     while True:
         link = _connect(path)

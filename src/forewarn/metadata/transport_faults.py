@@ -35,10 +35,7 @@ RenderView = Callable[[PollRequest, GuestView], HttpResponse]  # the response wi
 class FaultTable:
     """The active transport faults, and the requests that they affected (hits) until they are taken.
 
-    Transport faults are injected failures of VMs' requests. `now` is lab time, for hits; `real_time` (POSIX seconds)
-    decides when a fault ends. `quota` counts the requests of faults with a limit; None: only those of this process.
-    `stale_documents` are kept while a fault needs them. All of it is in memory: the owner takes the hits and stores
-    them.
+    `now` is lab time, for hits; `real_time` decides when a fault ends.
     """
 
     def __init__(
@@ -61,25 +58,15 @@ class FaultTable:
         self._hit_subscribers: list[Callable[[], None]] = []
 
     def subscribe_changes(self, callback: Callable[[Sequence[str] | None], None]) -> None:
-        """Call back, within `set_faults`, with the keys of the VMs whose faults were added or removed.
-
-        With None if one of these faults is not limited to a VM, so that any VM may be concerned. Changed hit counts are
-        not reported. There is no way to unsubscribe.
-        """
+        """Call back, within `set_faults`, with the keys of the VMs whose faults were added or removed."""
         self._change_subscribers.append(callback)
 
     def subscribe_hits(self, callback: Callable[[], None]) -> None:
-        """Call back, without arguments, after each hit that `consume` counts; not after `add_hits`.
-
-        There is no way to unsubscribe.
-        """
+        """Call back, without arguments, after each hit that `consume` counts; not after `add_hits`."""
         self._hit_subscribers.append(callback)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults; those that are not transport faults are ignored. Needs a running loop.
-
-        Calls the subscribers of changes if a fault was added or removed. A fault that stays continues its counts.
-        """
+        """Replace the active faults; those that are not transport faults are ignored. Needs a running loop."""
         active = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
         at = asyncio.get_running_loop().time()
         changed = _changed_faults(self._active or (), active)
@@ -92,10 +79,7 @@ class FaultTable:
             self._drop_cached_faults(changed)
 
     def faults_for(self, view: GuestView) -> VmFaults | None:
-        """Return the set faults that cover the view's VM, its scope or everything; None if there are none.
-
-        Some may be over or at their limit; consumes nothing.
-        """
+        """Return the set faults that cover the view's VM, its scope or everything; None if there are none."""
         if self._active is None:
             return None
         scope_id, vm_faults = self._faults_by_vm.get(view.vm, ("", None))
@@ -110,10 +94,7 @@ class FaultTable:
         return hits
 
     def add_hits(self, hits: Sequence[FaultHits]) -> None:
-        """Add hits of other processes, or give back taken hits that could not be stored.
-
-        Consumes no quota, and calls no subscriber.
-        """
+        """Add hits of other processes, or give back taken hits that could not be stored."""
         for hit in hits:
             self._add_hit(hit)
 
@@ -124,12 +105,7 @@ class FaultTable:
         return fault.until is None or self._real_time() < fault.until
 
     def consume(self, fault: Fault, vm: str) -> bool:
-        """Count one request of the VM (its key) that the fault affects, add a hit, and return True.
-
-        Calls the subscribers of hits. Returns False, without a hit, if the fault has reached its limit (over all VMs),
-        or if a quota that processes share cannot count the request now. The fault must be set (KeyError for a limited
-        one without a counter in a shared quota); whether it is over is not checked.
-        """
+        """Count one request of the VM (its key) that the fault affects, add a hit, and return True."""
         if not self._quota.consume(fault):
             return False
         self._add_hit(FaultHits(fault_id=fault.id, vm=vm, count=1, at=self._now()))
@@ -138,19 +114,12 @@ class FaultTable:
         return True
 
     def delayed_until(self, fault: Fault, vm: str) -> float:
-        """Return the loop time until which a LATE_FIRST_ANSWER fault gives the VM (its key) no response.
-
-        The delay, the fault's parameter `delay_s`, begins with the first call for this fault and VM.
-        """
+        """Return the loop time until which a LATE_FIRST_ANSWER fault gives the VM (its key) no response."""
         first = self._first_request_at.setdefault((fault.id, vm), asyncio.get_running_loop().time())
         return first + fault.parameter("delay_s")
 
     def stale_view(self, fault: Fault, view: GuestView) -> GuestView:
-        """Return what the VM saw `age_s` seconds ago in real time, but not before the fault was set.
-
-        `age_s` is the parameter of `fault`, which must be of kind STALE; `view` is what the VM sees now. Returns `view`
-        itself if its scope was not replaced since then, or was not enabled then. Needs a running event loop.
-        """
+        """Return what the VM saw `age_s` seconds ago in real time, but not before the fault was set."""
         at = asyncio.get_running_loop().time() - fault.parameter("age_s")
         return self.stale_documents.view_at(view, max(at, self._active_since.get(fault.id, at)))
 
@@ -177,20 +146,14 @@ class FaultTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFaults:
-    """The transport faults that cover one VM, and the changes that they make to its responses.
-
-    `FaultTable.faults_for` makes it. To consume a fault is to count one request that it affects (`FaultTable.consume`).
-    """
+    """The transport faults that cover one VM, and the changes that they make to its responses."""
 
     table: FaultTable  # it knows whether the faults are active
     vm: str  # key
     faults: tuple[Fault, ...]  # oldest first; never empty
 
     def adjusted_rules(self, rules: EndpointRules) -> EndpointRules:
-        """Return these endpoint rules, with 404 for unknown api-versions while a fault of that kind is active.
-
-        Consumes nothing; `keeps_refusal` does.
-        """
+        """Return these endpoint rules, with 404 for unknown api-versions while a fault of that kind is active."""
         if self._first_active(FaultKind.UNKNOWN_VERSION_404) is None:
             return rules
         return replace(rules, unknown_version=UnknownVersionPolicy.NOT_FOUND)
@@ -198,8 +161,8 @@ class VmFaults:
     def keeps_refusal(self, refusal: HttpResponse) -> bool:
         """Return whether to send the error that came from reading the request under `adjusted_rules`.
 
-        If the error is the 404 for an unknown api-version, consumes the fault of that kind; False if none is active or
-        it could not be consumed, so that the request must be read under the normal rules. True for any other error.
+        False if the 404 for an unknown api-version was due to a fault that could not be consumed: read the request
+        under the normal rules.
         """
         if refusal != version_not_found():
             return True
@@ -207,11 +170,7 @@ class VmFaults:
         return fault is not None and self.consume(fault)
 
     def refusal_response(self, request: HttpRequest) -> HttpResponse | ResetConnection | None:
-        """Return the response of the oldest active fault that refuses this request, and consume that fault.
-
-        That is 401 (if the request has no signature), 410, 429, 500 or a reset, as its kind says. None if no such fault
-        is active, or none could be consumed.
-        """
+        """Return the response of the oldest active fault that refuses this request, and consume that fault."""
         for fault in self._active_of_kinds(*_REFUSAL_RESPONSES):
             if fault.kind is FaultKind.UNSIGNED_401 and request.header_values(_SIGNATURE_HEADER):
                 continue
@@ -222,12 +181,7 @@ class VmFaults:
     def serve(
         self, request: PollRequest | ApprovalRequest, view: GuestView, serve: ServeNormally, render: RenderView
     ) -> AnyResponse:
-        """Return the response changed by the oldest active fault that applies, else the normal response.
-
-        These faults delay it or, for polls only, empty or slow down its body or give a stale document; the one that
-        changes it is consumed. If the one that applies is STALE, no long poll is held. `serve(request)` makes the
-        normal response, `render(poll, view)` one with that view's document.
-        """
+        """Return the response changed by the oldest active fault that applies, else the normal response."""
         for fault in self.faults:
             apply_fault = _RESPONSE_FAULTS.get(fault.kind)
             if apply_fault is not None and self.table.is_active(fault):
@@ -237,11 +191,6 @@ class VmFaults:
         return serve(request)
 
     def consume(self, fault: Fault) -> bool:
-        """Count one request of this VM that the fault affects, add a hit, and return True.
-
-        Returns False, without a hit, if the fault has reached its limit (over all VMs), or if a quota that processes
-        share cannot count the request now.
-        """
         return self.table.consume(fault, self.vm)
 
     def _first_active(self, *kinds: FaultKind) -> Fault | None:

@@ -56,10 +56,7 @@ class AttentionItem(BaseView, frozen=True, kw_only=True):
 
 
 def runs_platform(context: PortalContext) -> bool:
-    """Return whether the user has the platform right over everything.
-
-    With it, the user may withdraw events, start rollouts, and change hosts and the lab clock.
-    """
+    """Return whether the user has the platform right over everything."""
     return context.principal.may(Right.PLATFORM, ROOT_RESOURCE)
 
 
@@ -75,13 +72,8 @@ def _page_link(title: str, path: str, **query: str) -> AttentionLink:
 async def find_attention(context: PortalContext) -> tuple[AttentionItem, ...]:
     """Return what needs a person, as far as the user may see it; urgent items first.
 
-    Items are about a store in trouble, unprepared VMs (no VM of their scope knows of their scheduled event, or will
-    soon), failed acts, failed and degraded hosts, listed events whose notice ends within five minutes without an
-    approval, and stopped, stalled or paused rollouts. There is one item per kind, but one for each rollout; only the
-    last five stopped ones are shown. An event that an unprepared VM waits for does not count as one without an
-    approval. A failed act counts until one succeeds on its VM. Failed acts and stopped rollouts are searched in the
-    last 24 hours of lab time. Only users who may see everything are shown rollouts. The indexes of the context,
-    `overview` and `events`, must be built.
+    There is one item per kind, but one for each rollout. An event that an unprepared VM waits for does not count as one
+    without an approval. A failed act counts until one succeeds on its VM. The indexes of the context must be built.
     """
     scheduled = list(context.events.scheduled(context.visible_scopes()))
     expected = await expected_events(context.store, context.dependencies.pace_of, scheduled)
@@ -103,11 +95,7 @@ async def find_attention(context: PortalContext) -> tuple[AttentionItem, ...]:
 
 
 def next_attention_change(context: PortalContext) -> float | None:
-    """Return the lab time at which the next visible event may begin to need approval; None if none will.
-
-    That is five minutes before the event's NotBefore. Events for which that time has come are left out. Does not check
-    whether the event is approved already. The indexes of the context must be built.
-    """
+    """Return the lab time at which the next visible event may begin to need approval; None if none will."""
     upcoming = context.events.scheduled_after(context.now() + APPROVAL_LEAD_S, context.visible_scopes())
     return None if upcoming is None else upcoming - APPROVAL_LEAD_S
 
@@ -140,10 +128,7 @@ def _unprepared_items(context: PortalContext, unprepared: Mapping[str, ExpectedE
 
 
 def _approval_items(context: PortalContext, events: Sequence[Event], unprepared: set[str]) -> Iterator[AttentionItem]:
-    """Yield what needs attention among events that start soon, which VMs know of but have not approved.
-
-    Events without impact never start, so they are left out.
-    """
+    """Yield what needs attention among events that start soon, which VMs know of but have not approved."""
     latest = context.now() + APPROVAL_LEAD_S
     missing = [
         event

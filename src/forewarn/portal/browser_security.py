@@ -29,12 +29,7 @@ _WRONG_TOKEN_MESSAGE = (
 def require_csrf_token(
     session: CurrentSession, headers: Mapping[str, str], fields: Mapping[str, str | Sequence[str]]
 ) -> None:
-    """Raise Forbidden unless the request holds the session's CSRF token and comes from our own origin.
-
-    The token is in the form field `token` (CSRF_FIELD), or else in the header `X-Forewarn-Token` (CSRF_HEADER);
-    `headers` must ignore letter case. `fields` are the fields of the submitted form; of several values of a field, the
-    first counts. For the origin, see `require_same_origin`.
-    """
+    """Raise Forbidden unless the request holds the session's CSRF token and comes from our own origin."""
     require_same_origin(headers)
     submitted = fields.get(CSRF_FIELD) or headers.get(CSRF_HEADER) or ""
     token = submitted if isinstance(submitted, str) else submitted[0]
@@ -45,9 +40,7 @@ def require_csrf_token(
 def require_same_origin(headers: Mapping[str, str]) -> None:
     """Raise Forbidden if the headers Sec-Fetch-Site or Origin say that another origin sent the request.
 
-    `headers` must ignore letter case, or have names in lower case. Sec-Fetch-Site may be `same-origin` or `none`.
-    Origin is compared with Host, so another port is another origin, and so is `null`. A header that is missing is not
-    checked.
+    A header that is missing is not checked.
     """
     if headers.get("sec-fetch-site", "none") not in _TRUSTED_FETCH_SITES:
         raise Forbidden(_CROSS_ORIGIN_MESSAGE)
@@ -71,8 +64,7 @@ _SIGN_IN_OR_OUT = f"{PORTAL_PREFIX}/sign-"  # never a redirect target
 def safe_redirect_path(to: str) -> str:
     """Return `to` if it is a path of the portal, with or without a query; else `/portal/`, the overview.
 
-    Does not check whether the page exists. The overview also replaces the sign-in and sign-out pages. Browsers read a
-    backslash as a slash and drop line breaks, so only printable ASCII without backslashes is accepted.
+    Browsers read a backslash as a slash and drop line breaks, so only printable ASCII without backslashes is accepted.
     """
     is_portal_path = to == PORTAL_PREFIX or to.startswith((PORTAL_HOME, f"{PORTAL_PREFIX}?"))
     is_plain = to.isascii() and to.isprintable() and "\\" not in to
@@ -94,12 +86,7 @@ _SECURITY_HEADERS = {
 
 
 class SecurityHeadersMiddleware:
-    """ASGI middleware that adds security and caching headers to the responses of `/` and of the portal.
-
-    The portal is `/portal` and everything below it. Browsers may cache static files if they revalidate them, and
-    nothing else. A header that the response already has stays as it is. Responses of other paths pass unchanged. `app`
-    is the application that answers all requests.
-    """
+    """ASGI middleware that adds security and caching headers to the responses of `/` and of the portal."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

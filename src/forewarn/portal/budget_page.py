@@ -41,12 +41,7 @@ class BudgetsPage(BaseView, frozen=True, kw_only=True):
     done: str  # the done message of the form that led here; "": none
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per group in the `rows` of each budget, at most 1,000 of each.
-
-        Columns are budget, group ("" for all its VMs), limit, vms, in_use (VMs that are out of service or reserved),
-        reserved (those of them that still run) and rollouts, the ids of at most 20, separated by blanks. A page that is
-        not made for export has 15 rows per budget. No note says that groups are missing.
-        """
+        """Return the CSV export: one row per group in the `rows` of each budget, at most 1,000 of each."""
         rows = [
             (
                 part.name,
@@ -64,11 +59,7 @@ class BudgetsPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_budgets_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> BudgetsPage:
-    """Show all budgets, and of each the groups that are used most, with the rollouts that use them.
-
-    Each budget has 15 groups, in an export up to 1,000. If a form led here, `query` names it, and the page shows its
-    message. Does not check what the user may see: the route demands the right to read everything.
-    """
+    """Show all budgets, and of each the groups that are used most, with the rollouts that use them."""
     most = None if call.for_export else _MAX_GROUPS
     return BudgetsPage(
         budgets=tuple(_budget_part(view, most) for view in read_budgets(context).budgets), done=done_message(query)

@@ -32,11 +32,7 @@ _BATCH_SIZE = 2000  # VMs read before other tasks run
 
 
 class ClientFilter(StrEnum):
-    """Which VMs the clients page lists. The values are used in the query parameter `only`.
-
-    ALL (""): every VM. UNPREPARED (`unprepared`): VMs with a pending event that no VM of their scope has received or is
-    about to. SILENT (`silent`): running VMs that have stopped polling. NEVER (`never`): running VMs that never polled.
-    """
+    """Which VMs the clients page lists. The values are used in the query parameter `only`."""
 
     ALL = ""
     UNPREPARED = "unprepared"  # no VM of its scope knows of its pending event, or is about to
@@ -62,10 +58,7 @@ class _RosterEntry:
 
     @property
     def is_unprepared(self) -> bool:
-        """Whether it has a pending event that no VM of its scope has received or is about to receive.
-
-        Then no handler can prepare for the event.
-        """
+        """Whether it has a pending event that no VM of its scope has received or is about to receive."""
         return self.pending_event is not None and self.pending_event.awareness is EventAwareness.NO_VM
 
     def matches(self, client_filter: ClientFilter) -> bool:
@@ -92,10 +85,6 @@ class _PollingRoster:
 
 
 async def _read_polling_roster(context: PortalContext, *, text: str, client_filter: ClientFilter) -> _PollingRoster:
-    """Returns how the VMs poll that the user may see, and which of them match the filter and the text.
-
-    `text` must be in lower case; it is searched in `group/name`, and "" matches all. Lets other tasks run meanwhile.
-    """
     expected = await expected_events(context.store, context.dependencies.pace_of)
     counts: Counter[PollingState] = Counter()
     unprepared: list[_RosterEntry] = []
@@ -216,10 +205,7 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def filters(self) -> dict[str, str]:
-        """The label of each filter that the page offers, by the value of the query parameter `only`.
-
-        The value "", which lists all VMs, is left out.
-        """
+        """The label of each filter that the page offers, by the value of the query parameter `only`."""
         return CLIENT_FILTER_LABELS
 
     @property
@@ -234,14 +220,7 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
         return f"{vms} unprepared: {names}"
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per VM of `clients`.
-
-        Columns are the fields of PollingClientView except `pending`, then event (the id of the pending event),
-        event_kind, not_before and told, which are empty without a pending event. `told` is nobody, soon, neighbour or
-        given; only given means that the VM itself has received the event. Points in time are lab time, in POSIX
-        seconds; `silent_s` and `gap_s` are real seconds. Only an export that was cut (over 100,000 VMs) has a note as
-        its last line.
-        """
+        """Return the CSV export: one row per VM of `clients`."""
         columns = (*_CSV_COLUMNS, "event", "event_kind", "not_before", "told")
         note = truncation_note(self.is_cut, len(self.clients), self.found)
         return ExportTable(columns=columns, rows=[_csv_row(client) for client in self.clients], note=note)
@@ -254,13 +233,7 @@ def _csv_row(client: PollingClientView) -> tuple[object, ...]:
 
 
 async def show_clients_page(context: PortalContext, call: HandlerCall, query: ClientsPageQuery) -> ClientsPage:
-    """Show the VMs that the user may see and that match the query, and how they poll; 50 per page.
-
-    Unprepared VMs come first, then VMs that stopped polling, that never polled, that poll with a pending event, that
-    poll without one, and that do not run; in each part, the earliest NotBefore comes first. An export holds all pages,
-    up to MAX_EXPORT_ROWS (100,000) VMs. First stores the polls observed so far. Raises UnknownFilter for an unknown
-    filter, or a page after the last one.
-    """
+    """Show the VMs that the user may see and that match the query, and how they poll; 50 per page."""
     require_choice("only", query.only, CLIENT_FILTER_LABELS, "a filter of this page")
     await context.dependencies.flush_observations()
     roster = await _read_polling_roster(
@@ -297,11 +270,7 @@ async def show_clients_page(context: PortalContext, call: HandlerCall, query: Cl
 
 
 class _ScopeRecords:
-    """Reads polls and approvals of a scope once for all its VMs, and caches them. Lives for one request.
-
-    Both methods take a scope id: `polls` gives the last poll of each VM by key, `approvals` the lab times of approvals
-    of its last 200 events by the approver's name.
-    """
+    """Reads polls and approvals of a scope once for all its VMs, and caches them. Lives for one request."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -32,8 +32,7 @@ ResultFuture = asyncio.Future[str]
 class IdempotencyKeys:
     """Keys of confirmation pages, so that a button pressed twice submits once; at most 300 per user.
 
-    Each confirmation page is shown with a new key (`issue`), and its submission runs an action once per key
-    (`run_once`). The keys are in memory only: after a restart, all are unknown.
+    The keys are in memory only: after a restart, all are unknown.
     """
 
     def __init__(self) -> None:
@@ -41,10 +40,7 @@ class IdempotencyKeys:
         self._keys: defaultdict[str, OrderedDict[str, ResultFuture | None]] = defaultdict(OrderedDict)
 
     def issue(self, principal_id: str) -> str:
-        """Return a new random key for this user, who keeps the 300 newest ones.
-
-        `principal_id` is the id of the user's principal. Older keys become unknown, even if they were used.
-        """
+        """Return a new random key for this user, who keeps the 300 newest ones."""
         key = secrets.token_urlsafe(16)
         keys = self._keys[principal_id]
         keys[key] = None
@@ -53,19 +49,14 @@ class IdempotencyKeys:
         return key
 
     def is_known(self, principal_id: str, key: str) -> bool:
-        """Return whether the key was issued to this user and not dropped since; a used key stays known.
-
-        `principal_id` is the id of the user's principal.
-        """
+        """Return whether the key was issued to this user and not dropped since; a used key stays known."""
         return key in self._keys.get(principal_id, ())
 
     async def run_once(self, principal_id: str, key: str, action: Callable[[], Awaitable[str]]) -> str:
         """Run `action` for the first call with this key; later calls wait for it and return its result.
 
-        The same key of another user (`principal_id`) is another key. If the action raises, the first call and all
-        waiting calls raise the same error, and the key becomes unknown, so that a later call runs an action again; if
-        the first call is cancelled, so are the waiting ones. An unknown key counts as a new one: check `is_known`
-        first.
+        If the action raises, the first call and all waiting calls raise the same error, and the key becomes unknown. An
+        unknown key counts as a new one: check `is_known` first.
         """
         keys = self._keys[principal_id]
         if (result := keys.get(key)) is not None:
@@ -110,10 +101,7 @@ class PreviewedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The page that previews a form and asks the user to confirm it.
-
-    The confirmation submits `values` and `idempotency_key` again.
-    """
+    """The page that previews a form and asks the user to confirm it."""
 
     name: str  # of the form
     title: str  # that of the form
@@ -134,13 +122,7 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
 async def confirmation_page(
     context: PortalContext, form: Form, call: HandlerCall, values: FormValues, key: str, note: str = ""
 ) -> ConfirmationPage:
-    """Return the confirmation page of a form, with preview and warnings; does not perform the form.
-
-    `call` is the API call that the form makes, `values` the entered texts, `key` a new idempotency key, `note` why the
-    user has to confirm again ("": this is the first time). Raises the errors of submitting the form, as far as they are
-    known beforehand. If the request is too large for a preview, the page says so. Changes nothing, except that a
-    preview by the API first stores the polls observed so far; it waits while another preview of this user runs.
-    """
+    """Return the confirmation page of a form, with preview and warnings; does not perform the form."""
     preview = await _preview(context, form, call)
     warnings = confirmation_warnings(context, form, preview.events)
     batches = _batches(preview.events)

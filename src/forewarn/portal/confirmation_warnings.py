@@ -26,12 +26,7 @@ _MAX_HOSTS_READ = 50  # whose other VMs are searched
 
 
 def confirmation_warnings(context: PortalContext, form: Form, events: Sequence[PreviewedEvent]) -> tuple[str, ...]:
-    """Return the sentences that the confirmation of a form shows first, the most serious ones first.
-
-    `events` are the events that the form would lead to, () if they cannot be previewed. The sentences say, in this
-    order, what is lost for good, what happens at once or without notice, what is replaced, where no handler is polling,
-    which notice is too short, and which other VMs are on the hosts. Returns () if nothing needs a warning.
-    """
+    """Return the sentences that the confirmation of a form shows first, the most serious ones first."""
     return (
         *([form.danger] if form.danger else []),
         *preview_warnings(events),

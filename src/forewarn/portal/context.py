@@ -24,11 +24,8 @@ FLEET_PATH = f"{PORTAL_PREFIX}/fleet"  # of the page with all VMs
 class PortalContext(RequestContext):
     """The request context of a portal page: one user's view of the service, for one request.
 
-    It adds to a RequestContext what only the portal needs. `directory` covers the whole fleet; the context shows the
-    part of it that `principal`, the user, may see. `overview` has the states of all VMs in memory, `events` the live
-    events; await `ensure_built` of each first. `store_health` says whether the store accepted writes when it was last
-    checked. `api_routes` are the API's routes by method and path: forms call their handlers, so that the API alone
-    decides what a user may do. `again` authenticates the same user anew.
+    `overview` has the states of all VMs in memory, `events` the live events; await `ensure_built` of each first. Forms
+    call the handlers of `api_routes`, so that the API alone decides what a user may do.
     """
 
     def __init__(
@@ -50,19 +47,13 @@ class PortalContext(RequestContext):
         self.api_routes = api_routes
 
     def can_see_present(self, key: str) -> bool:
-        """Return whether the VM with this key is present (not removed), and the user may read it.
-
-        The overview of the context must be built.
-        """
+        """Return whether the VM with this key is present (not removed), and the user may read it."""
         if self.overview.state_of(key) is VmState.GONE:
             return False
         return self.can_see_everything() or ((vm := self.store.vm(key)) is not None and self.can_see(vm))
 
     def visible_scopes(self) -> VisibleScopes | None:
-        """Return the scopes in which the user may read a present VM; None if they may see everything.
-
-        The overview of the context must be built.
-        """
+        """Return the scopes in which the user may read a present VM; None if they may see everything."""
         return None if self.can_see_everything() else self.overview.visible_scopes_by_group(self.directory)
 
 

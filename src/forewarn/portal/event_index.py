@@ -70,10 +70,9 @@ class _LiveEvents:
 class EventIndex:
     """An index in memory: live events by time, recent failures, notice of events, and open rollouts.
 
-    The portal has one for all pages. Await `ensure_built` before any other use; from then on it follows the store's
-    commits. `control` has the store, its clock and the rollouts. The attribute `notice` has the notice that started
-    events got, `rollouts` the progress of rollouts. Methods that take `scopes` leave out events of other scopes; with
-    None they leave out none. Nothing else is filtered: callers check what a user may see.
+    Await `ensure_built` before any other use; from then on it follows the store's commits. Methods that take `scopes`
+    leave out events of other scopes; nothing else is filtered: callers check what a user may see. Iterators read the
+    live index: do not await while you iterate.
     """
 
     def __init__(self, control: ControlPlane) -> None:
@@ -97,8 +96,7 @@ class EventIndex:
     async def ensure_built(self) -> None:
         """Build the index from the store on the first call; later calls wait for that, or return at once.
 
-        From then on the index follows the store's commits. Raises the error of a failed build, such as Unavailable; the
-        next call builds again. A call that is cancelled does not stop the build.
+        After a failed build the next call builds again. A call that is cancelled does not stop the build.
         """
         task = self._build_task
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -195,48 +193,31 @@ class EventIndex:
                     del self._failures[next(iter(self._failures))]
 
     def count_scheduled(self, scopes: VisibleScopes | None = None) -> int:
-        """Return how many events are scheduled and have not started, whether documents list them or not.
-
-        Counts only events of `scopes`, or all if that is None. Await `ensure_built` first: until then it returns 0.
-        """
+        """Return how many events are scheduled and have not started, whether documents list them or not."""
         return sum(
             len(live.scheduled) if wanted is None else sum(1 for _ in self._select(live.scheduled_ids(), wanted))
             for live, wanted in self._parts(scopes)
         )
 
     def count_started(self, scopes: VisibleScopes | None = None) -> int:
-        """Return how many events have started and are not over.
-
-        Counts only events of `scopes`, or all if that is None. Await `ensure_built` first: until then it returns 0.
-        """
+        """Return how many events have started and are not over."""
         return sum(
             len(live.started) if wanted is None else sum(1 for _ in self._select(live.started, wanted))
             for live, wanted in self._parts(scopes)
         )
 
     def scheduled(self, scopes: VisibleScopes | None = None) -> Iterator[Event]:
-        """Return an iterator over the scheduled events, those with the earliest NotBefore first.
-
-        Yields only events of `scopes`, or all if that is None. It reads the live index: do not await while you iterate.
-        Await `ensure_built` first: until then it yields none.
-        """
+        """Return an iterator over the scheduled events, those with the earliest NotBefore first."""
         parts = [self._select(live.scheduled_ids(), wanted) for live, wanted in self._parts(scopes)]
         return merge(*parts, key=lambda event: (event.not_before, event.id))
 
     def started(self, scopes: VisibleScopes | None = None) -> Iterator[Event]:
-        """Return an iterator over the events that have started and are not over, the oldest start first.
-
-        Yields only events of `scopes`, or all if that is None. It reads the live index: do not await while you iterate.
-        Await `ensure_built` first: until then it yields none.
-        """
+        """Return an iterator over the events that have started and are not over, the oldest start first."""
         parts = [self._select(live.started, wanted) for live, wanted in self._parts(scopes)]
         return merge(*parts, key=lambda event: event.started_at or 0.0)
 
     def scheduled_after(self, at: float, scopes: VisibleScopes | None = None) -> float | None:
-        """Return the earliest NotBefore after lab time `at` of a scheduled event; None if there is none.
-
-        Only events of `scopes` count, or all if that is None. Await `ensure_built` first: until then it returns None.
-        """
+        """Return the earliest NotBefore after lab time `at` of a scheduled event; None if there is none."""
         found: list[float] = []
         for live, wanted in self._parts(scopes):
             position = bisect_left(live.scheduled, (at, "\U0010ffff"))
@@ -258,10 +239,5 @@ class EventIndex:
         return events if wanted is None else (event for event in events if event.scope_id in wanted)
 
     def failures_since(self, since: float) -> list[FailedAct]:
-        """Return the acts that failed at or after lab time `since`, the most recently learned first.
-
-        There is at most one per VM, from the last event with a failed act on it. VMs on which an act has succeeded
-        since, and removed VMs, are left out. At most the last 1,000 are known; after a start of the service, acts that
-        failed more than a day ago (RECENT_S) may be missing. Await `ensure_built` first: until then it returns [].
-        """
+        """Return the acts that failed at or after lab time `since`, the most recently learned first."""
         return [failed for failed in reversed(self._failures.values()) if failed.at >= since]

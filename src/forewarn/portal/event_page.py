@@ -84,13 +84,7 @@ _NEVER_SHOWN = "The event was never in a document: it was performed at once, wit
 
 
 def _wire_view(event: Event, scope: Scope | None, rules_for: Callable[[str], EndpointRules]) -> WireView:
-    """What VMs receive of an event in every api-version: now if it is live, else what they last received.
-
-    If scheduled events are not enabled in its scope, what the first poll would receive; of an unlisted event, nothing.
-    In a scope with narrow delivery, it is what the first VM of the event receives.
-    `scope` is that of the event, None if it does not exist any more. `rules_for` gives the rules of the metadata
-    endpoint in a location.
-    """
+    """What VMs receive of an event in every api-version: now if it is live, else what they last received."""
     kind = event.rules.kind
     if kind is None or not event.listed:
         return WireView(is_shown=False, told=_NEVER_SHOWN, versions=())
@@ -202,11 +196,7 @@ class EventPage(BaseView, frozen=True, kw_only=True):
         return render_standalone_svg(build_chart([self.lane], window_for_rows([self.lane], self.now), self.now))
 
     def table(self) -> ExportTable:
-        """Return the CSV export: for each VM of `vms`, when it was given the event and what was done to it.
-
-        Columns are vm (its key), hit (yes or no), given_at, version, given_as_started_at, act, outcome, performed_at
-        and note. Times are lab time in ISO 8601.
-        """
+        """Return the CSV export: for each VM of `vms`, when it was given the event and what was done to it."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(vm) for vm in self.vms])
 
     @property
@@ -216,13 +206,7 @@ class EventPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_event_page(context: RequestContext, call: HandlerCall, query: PageQuery) -> EventPage:
-    """Show an event, live or over.
-
-    The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
-    Its VMs are listed in pages of 15; an export has the first 500. First stores the polls and deliveries observed so
-    far. Raises NotFound (also if the user may see no VM of its scope), Refused if several events match, or
-    UnknownFilter for a page after the last one.
-    """
+    """Show an event, live or over."""
     await context.dependencies.flush_observations()
     event = context.find_event(call.path_params["id"])
     views = ViewBuilder(context)

@@ -24,19 +24,13 @@ class ExportTable:
 
 
 def truncation_note(is_cut: bool, exported: int, found: int | None = None) -> str:
-    """Return the last line of a CSV file that holds only the first `exported` rows; "" unless `is_cut`.
-
-    `found` is how many rows there are in all; None if that is not known. The line asks for a narrower search.
-    """
+    """Return the last line of a CSV file that holds only the first `exported` rows; "" unless `is_cut`."""
     return f"cut after {exported}{f' of {found}' if found else ''} rows: use a narrower search" if is_cut else ""
 
 
 @runtime_checkable
 class CsvExportable(Protocol):
-    """A page that can be exported as CSV, because it has a method `table`.
-
-    Checked with `isinstance` when a user asks for an export. `encode_csv` makes the file.
-    """
+    """A page that can be exported as CSV; checked with `isinstance` when a user asks for it."""
 
     def table(self) -> ExportTable:
         """Return the columns and rows of the CSV file. May be called in another thread."""
@@ -45,10 +39,7 @@ class CsvExportable(Protocol):
 
 @runtime_checkable
 class SvgExportable(Protocol):
-    """A page that can be exported as an SVG image, because it has a method `svg`.
-
-    Checked with `isinstance` when a user asks for an export.
-    """
+    """A page that can be exported as an SVG image; checked with `isinstance` when a user asks for it."""
 
     def svg(self) -> str:
         """Return the text of the SVG file: an image of what the page shows."""
@@ -58,8 +49,8 @@ class SvgExportable(Protocol):
 def encode_csv(view: CsvExportable) -> bytes:
     """Return the table of a page as a CSV file in UTF-8, with the column names as the first line.
 
-    A cell whose text a spreadsheet would run as a formula gets an apostrophe in front. The table's note, if any, is the
-    last line. Call it in a thread: the whole fleet takes a while.
+    A cell whose text a spreadsheet would run as a formula gets an apostrophe in front. Call it in a thread: the whole
+    fleet takes a while.
     """
     table = view.table()
     text = io.StringIO()

@@ -47,9 +47,7 @@ class FilterProblem(BaseView, frozen=True, kw_only=True):
 class UnknownFilter(Rejected):
     """The value of a filter of a page does not exist, or is ambiguous.
 
-    Handlers of pages raise it; the page is then shown without this filter, with the problem, and an export fails with
-    `reason`. `parameter` is the name of the query parameter, `reason` the error in words. `choices` are values that
-    exist; `value`, usually the query's value, is compared with them to find the nearest one.
+    The page is then shown without this filter, with the problem; an export fails with `reason`.
     """
 
     def __init__(self, parameter: str, value: str, reason: Rejected, choices: Iterable[FilterChoice] = ()) -> None:
@@ -60,10 +58,7 @@ class UnknownFilter(Rejected):
         self.choices = tuple(choices)
 
     def problem(self) -> tuple[int, FilterProblem]:
-        """Return the HTTP status of `reason` (400, 404 or 409), and what the page shows in place of results.
-
-        If there are choices, which the page offers as links, the sentence does not repeat them.
-        """
+        """Return the HTTP status of `reason` (400, 404 or 409), and what the page shows in place of results."""
         status, sentence = status_and_message(self.reason, Surface.PORTAL)
         if self.choices:
             sentence = _REPEATED_CHOICES.split(str(self.reason))[0]
@@ -77,11 +72,7 @@ class UnknownFilter(Rejected):
 
 
 def require_choice(parameter: str, value: str, labels: Mapping[str, str], what: str) -> None:
-    """Raise UnknownFilter unless `value` is "" or a key of `labels`.
-
-    `labels` maps each allowed value to its label, for the error. `parameter` is the name of the query parameter; `what`
-    says what the values are, such as `a state of a VM`.
-    """
+    """Raise UnknownFilter unless `value` is "" or a key of `labels`."""
     if value and value not in labels:
         reason = Rejected(f"{value!r} is not {what}: use one of {', '.join(labels)}")
         choices = (FilterChoice(value=known, label=label) for known, label in labels.items())
@@ -89,11 +80,7 @@ def require_choice(parameter: str, value: str, labels: Mapping[str, str], what: 
 
 
 def require_page(number: int, pages: int) -> None:
-    """Raise UnknownFilter if page `number`, counted from 1, is after the last of `pages` pages.
-
-    The error is about the query parameter `page`, and offers the last page. A number below 1 is not checked: the query
-    does not allow it.
-    """
+    """Raise UnknownFilter if page `number`, counted from 1, is after the last of `pages` pages."""
     if number > pages:
         reason = Rejected(f"page {number} does not exist: the last one is {pages}")
         last = FilterChoice(value=str(pages), label=f"page {pages}")
@@ -106,11 +93,7 @@ def resolve(
     find: Callable[[str], Found],
     offer: Callable[[str], Iterable[FilterChoice]] = lambda value: (),
 ) -> Found | None:
-    """Return what `find` returns for `value`; None, without calling it, if `value` is "".
-
-    `value` is the value of the query parameter `parameter`. If `find` raises Rejected (as NotFound or Refused), raises
-    UnknownFilter with the choices that `offer` returns for the value.
-    """
+    """Return what `find` returns for `value`; None, without calling it, if `value` is ""."""
     if not value:
         return None
     try:
@@ -127,12 +110,7 @@ def _nearest_choice(value: str, choices: Sequence[FilterChoice]) -> FilterChoice
 
 
 def offer_vms(context: PortalContext, value: str) -> list[FilterChoice]:
-    """Return up to 8 visible VMs whose name contains `value`, ignoring letter case, or similar names.
-
-    Similar names are offered only if no name contains `value`. Of `group/name` only the name counts, and the value of
-    each choice is the VM's name, which need not be unique. If more than 5,000 VMs are visible, similar names are those
-    that contain the first three characters of `value`; a value of three characters or fewer has none.
-    """
+    """Return up to 8 visible VMs whose name contains `value`, ignoring letter case, or similar names."""
     wanted = value.strip().casefold().rpartition("/")[2]
     found = context.overview.find_by_name(context.directory, wanted, _MAX_OFFERED)
     if not found:
@@ -148,11 +126,7 @@ def offer_vms(context: PortalContext, value: str) -> list[FilterChoice]:
 
 
 def offer_scopes(context: PortalContext, value: str) -> list[FilterChoice]:
-    """Return up to 8 visible scopes of sets and services, those with names most like `value` first.
-
-    Letter case is ignored. If fewer names are like `value`, others follow. The value of each choice is the scope's name
-    in lower case, each once; standalone VMs are left out. Only about the first 5,000 scopes are searched.
-    """
+    """Return up to 8 visible scopes of sets and services, those with names most like `value` first."""
     ids = [
         block.id
         for group, _ in context.overview.visible_groups(context.directory)
@@ -169,10 +143,7 @@ def offer_scopes(context: PortalContext, value: str) -> list[FilterChoice]:
 
 
 def offer_rollouts(context: PortalContext, value: str) -> list[FilterChoice]:
-    """Return the 8 newest rollouts, the newest first, for any `value`.
-
-    Returns [] if the user may not see everything. The value of each choice is the rollout's id.
-    """
+    """Return the 8 newest rollouts, the newest first, for any `value`."""
     newest = reversed(context.list_rollouts()[-_MAX_OFFERED:])
     return [
         FilterChoice(value=request.id, label=f"{request.rollout.impact} {request.id[:8]}")

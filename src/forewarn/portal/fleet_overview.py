@@ -28,11 +28,7 @@ _STANDALONE_PREFIX = "vms"
 
 
 class VmBlock:
-    """The VMs of one scope, or all standalone VMs of a resource group, by their keys.
-
-    Its `id` is the id of the scope, or `vms:SUBSCRIPTION/GROUP`; `size` is how many VMs it has, 0 at first. `group` is
-    the resource group that it belongs to; only the group changes it.
-    """
+    """The VMs of one scope, or all standalone VMs of a resource group, by their keys; only the group changes it."""
 
     __slots__ = ("_group", "_keys", "id", "size")
 
@@ -49,10 +45,7 @@ class VmBlock:
 
     @property
     def keys(self) -> Sequence[str]:
-        """The keys of the VMs in this block, in the order of their addition.
-
-        The list is the block's own, and changes with the block: do not change it, and do not keep it.
-        """
+        """The keys of the VMs in this block, in the order of their addition."""
         if len(self._keys) != self.size:
             self._compact()
         return self._keys
@@ -69,12 +62,7 @@ class VmBlock:
 
 
 class GroupOverview:
-    """A resource group: its VMs with their states, in blocks, each a scope or all standalone VMs together.
-
-    A FleetOverview makes and changes it. `id` is `SUBSCRIPTION/GROUP` in lower case, `resource` its Azure resource id.
-    `blocks` are by id; `non_running` has the state of each VM by key, without those that are running. It has no VMs at
-    first.
-    """
+    """A resource group: its VMs with their states, in blocks; `non_running` lacks those that are running."""
 
     __slots__ = ("_block_by_vm", "blocks", "id", "non_running", "resource")
 
@@ -99,20 +87,13 @@ class GroupOverview:
         return self.non_running.get(key, VmState.RUNNING) if key in self._block_by_vm else VmState.GONE
 
     def count_states(self, visible: VisibleKeys) -> Counter[VmState]:
-        """Return how many VMs of the group are in each state; states without VMs may be missing.
-
-        `visible` are the keys of those VMs of this group that count; None counts all.
-        """
+        """Return how many VMs of the group are in each state; states without VMs may be missing."""
         counts = Counter(state for key, state in self.non_running.items() if visible is None or key in visible)
         counts[VmState.RUNNING] = (self.size if visible is None else len(visible)) - counts.total()
         return counts
 
     def add_vm(self, key: str, block_id: str) -> bool:
-        """Put the VM with this key into a block of this group, in the state running.
-
-        Takes it out of its present block, and creates the new block if there is none with this id. Returns False, and
-        changes nothing, if the VM is in that block already; else True.
-        """
+        """Put the VM with this key into a block of this group, in the state running."""
         block = self._block_by_vm.get(key)
         if block is not None and block.id == block_id:
             return False
@@ -124,10 +105,7 @@ class GroupOverview:
         return True
 
     def remove_vm(self, key: str) -> bool:
-        """Remove the VM with this key and, if it was the last one of its block, the block.
-
-        Returns whether the VM was in the group.
-        """
+        """Remove the VM with this key and, if it was the last one of its block, the block."""
         block = self._block_by_vm.pop(key, None)
         self.non_running.pop(key, None)
         if block is None:
@@ -138,10 +116,7 @@ class GroupOverview:
         return True
 
     def set_state(self, key: str, state: VmState) -> None:
-        """Set the state of the VM with this key.
-
-        Does not check that the VM is in this group. For GONE call `remove_vm` instead.
-        """
+        """Set the state of the VM with this key."""
         if state is VmState.RUNNING:
             self.non_running.pop(key, None)
         else:
@@ -176,11 +151,7 @@ class VisibleScopes:
     by_group: Mapping[str, VisibleNames]  # `SUBSCRIPTION/GROUP` in lower case → ids of scopes; None: all
 
     def has(self, scope_id: str) -> bool:
-        """Return whether the user may read a present VM of the scope with this id. Reads no store.
-
-        In a group that is visible as a whole, every id counts, even one of no scope. `scope_id` must be in lower case;
-        raises ValueError if it does not have the form of a scope id (`kind:subscription/group/…`).
-        """
+        """Return whether the user may read a present VM of the scope with this id. Reads no store."""
         group = resource_group_of_scope(scope_id)
         return group in self.by_group and ((scopes := self.by_group[group]) is None or scope_id in scopes)
 
@@ -188,10 +159,8 @@ class VisibleScopes:
 class FleetOverview:
     """The state of every present VM, by resource group. Await `ensure_built` before any other method.
 
-    The portal has one for all pages. The VMs of a group are in blocks: one per scope, and one for all its standalone
-    VMs. Once it is built, it follows the commits of the store: a VM's state changes here with the commit that changes
-    it. `seq` is the number of the last history entry that it includes. `placement` and `directory` are the indexes of
-    all VMs that it is built from. Methods that take a directory answer for the user whose directory it is.
+    Once it is built, it follows the commits of the store. `seq` is the number of the last history entry that it
+    includes. Iterators read the live overview: do not await while you iterate.
     """
 
     def __init__(self, store: Store, placement: PlacementIndex, directory: FleetDirectory) -> None:
@@ -211,11 +180,7 @@ class FleetOverview:
         self.seq = 0  # of the history; the overview includes everything up to it
 
     async def ensure_built(self) -> None:
-        """Build the overview from the store on the first call; later calls wait for that, or return at once.
-
-        From then on the overview follows the store's commits. Raises the error of a failed build, such as Unavailable;
-        the next call builds again.
-        """
+        """Build the overview from the store on the first call; later calls wait for that, or return at once."""
         if self._build_task is None or (self._build_task.done() and _has_failed(self._build_task)):
             self._build_task = asyncio.create_task(self._build())
         await asyncio.shield(self._build_task)
@@ -223,8 +188,7 @@ class FleetOverview:
     def changes_in(self, commit: Commit) -> Sequence[VmStateChange]:
         """Return key and new state of each VM whose state or block a commit changed; GONE for removed VMs.
 
-        Applies the commit to the overview if that has not happened yet. Call it only in a subscriber of the store, for
-        the commit being published; several subscribers may call it.
+        Call it only in a subscriber of the store, for the commit being published; several subscribers may call it.
         """
         if self._last_commit is not commit:
             self._last_commit, self._last_changes = commit, self._apply_commit(commit)
@@ -236,11 +200,7 @@ class FleetOverview:
         return group.state_of(key) if group is not None else VmState.GONE
 
     def count_states(self, directory: VisibleDirectory) -> dict[VmState, int]:
-        """Return how many of the VMs that a user may see are in each state.
-
-        The result has a key for each state except GONE, even if no VM is in that state. `directory` is the user's.
-        Await `ensure_built` first: until then all are 0.
-        """
+        """Return how many of the VMs that a user may see are in each state."""
         counts: Counter[VmState] = Counter()
         for group, visible in self.visible_groups(directory):
             counts.update(group.count_states(visible))
@@ -251,9 +211,8 @@ class FleetOverview:
     ) -> Derived:
         """Return `derive(self, directory)`, cached until a VM is added, removed or changes its block.
 
-        `directory` is the user's; users with equal grants share a result, and so do all who see everything. Of users
-        who do not see everything, the 16 results used last are kept. `derive` must be a module-level function, because
-        it is part of the cache's key, and its result must not depend on states of VMs. Await `ensure_built` first.
+        Users with equal grants share a result. `derive` must be a module-level function, because it is part of the
+        cache's key, and its result must not depend on states of VMs.
         """
         key = (derive, None if directory.sees_everything else directory.grants)
         derived: Derived = self._derived.pop(key) if key in self._derived else derive(self, directory)
@@ -264,59 +223,36 @@ class FleetOverview:
         return derived
 
     def all_groups(self) -> list[GroupOverview]:
-        """Return all resource groups that have a present VM, in the order in which the fleet got them.
-
-        The list is new, the groups are live. Nothing is filtered for a user. Await `ensure_built` first.
-        """
+        """Return all resource groups that have a present VM, in the order in which the fleet got them."""
         return list(self._groups.values())
 
     def visible_groups(self, directory: VisibleDirectory) -> Iterator[tuple[GroupOverview, VisibleKeys]]:
-        """Yield the groups in which a user may see a VM, each with the keys of these VMs.
-
-        The keys are None if the user may see all VMs of the group. `directory` is the user's. Groups are in the order
-        in which the fleet got them; they are live, so do not await while you iterate. Await `ensure_built` first.
-        """
+        """Yield the groups in which a user may see a VM, each with the keys of these VMs."""
         for group in self._groups.values():
             visible = self._visible_keys_in(group, directory)
             if visible is None or visible:
                 yield group, visible
 
     def visible_keys(self, directory: VisibleDirectory) -> Iterator[str]:
-        """Yield the keys of all VMs that a user may see; `directory` is the user's.
-
-        They are in the order of the fleet: group by group, and in a group block by block. They are read from the live
-        overview: do not await while you iterate. Await `ensure_built` first.
-        """
+        """Yield the keys of all VMs that a user may see; `directory` is the user's."""
         for group, visible in self.visible_groups(directory):
             for block in group.blocks.values():
                 yield from (key for key in block.keys if visible is None or key in visible)
 
     def visible_hosts(self, directory: VisibleDirectory) -> VisibleNames:
-        """Return the names of the hosts with a VM that the user may see; None if they may see everything.
-
-        `directory` is the user's. A VM that moves counts for the host that it leaves. Reads no store. Await
-        `ensure_built` first.
-        """
+        """Return the names of the hosts with a VM that the user may see; None if they may see everything."""
         if directory.sees_everything:
             return None
         return frozenset[str]().union(*(locations.hosts for locations in self._visible_locations(directory)))
 
     def visible_scopes(self, directory: VisibleDirectory) -> VisibleNames:
-        """Return the ids of the scopes with a present VM that the user may see; None if they see everything.
-
-        `directory` is the user's. Reads no store. `Visibility.can_see_scope`, which reads it, counts removed VMs too.
-        Await `ensure_built` first.
-        """
+        """Return the ids of the scopes with a present VM that the user may see; None if they see everything."""
         if directory.sees_everything:
             return None
         return frozenset[str]().union(*(locations.scopes for locations in self._visible_locations(directory)))
 
     def visible_scopes_by_group(self, directory: VisibleDirectory) -> VisibleScopes:
-        """Return the scopes with a present VM that the user may see, by resource group.
-
-        `directory` is the user's. A group that the user may read as a whole has None in place of the ids of its scopes.
-        The result itself is never None, not even for a user who sees everything. Await `ensure_built` first.
-        """
+        """Return the scopes with a present VM that the user may see, by resource group."""
         return VisibleScopes(
             {
                 group.id: None if visible is None else self._locations_of(group, visible).scopes
@@ -342,12 +278,7 @@ class FleetOverview:
         return _Locations(frozenset(scopes), frozenset(filter(None, hosts)))
 
     def find_by_name(self, directory: VisibleDirectory, text: str, limit: int) -> list[str]:
-        """Return the keys of at most `limit` VMs that a user may see whose name contains `text`, best first.
-
-        First come VMs of exactly that name, then names that begin with it, then the others; each in the order of the
-        fleet. `text` must be in lower case; "" finds none. `directory` is the user's. Await `ensure_built` first: until
-        then it returns [].
-        """
+        """Return the keys of at most `limit` VMs that a user may see whose name contains `text`, best first."""
         if not text:
             return []
         exact: list[str] = []

@@ -40,10 +40,7 @@ class _VmFilter:
 
 @dataclass(frozen=True, slots=True)
 class _SelectedBlock:
-    """The VMs of one block that match a filter, or those of them that are on one page.
-
-    A block is a scope of several VMs, or all standalone VMs of a resource group.
-    """
+    """The VMs of one block that match a filter, or those of them that are on one page."""
 
     group: GroupOverview  # the resource group of the block
     block: VmBlock
@@ -51,10 +48,6 @@ class _SelectedBlock:
 
 
 def _select_blocks(overview: FleetOverview, directory: VisibleDirectory, vm_filter: _VmFilter) -> list[_SelectedBlock]:
-    """The blocks with VMs that the user may see and the filter matches, each with these VMs.
-
-    In the order of the fleet; blocks without such VMs are left out. `directory` is the user's.
-    """
     return [
         selected
         for group, visible in overview.visible_groups(directory)
@@ -109,10 +102,7 @@ class _FleetPagination:
         return max(1, len(self.starts))
 
     def blocks_on_page(self, number: int) -> list[_SelectedBlock]:
-        """The blocks on a page, each with only its VMs on that page; [] if there are no VMs.
-
-        `number` is from 1 to `page_count`; it is not checked.
-        """
+        """The blocks on a page, each with only its VMs on that page; [] if there are no VMs."""
         if not self.starts:
             return []
         first, start = self.starts[number - 1]
@@ -124,10 +114,7 @@ class _FleetPagination:
         return [selected for selected in blocks if selected.keys]
 
     def first_vms(self, max_vms: int) -> list[_SelectedBlock]:
-        """The blocks with the first `max_vms` VMs of all pages, for an export.
-
-        Standalone VMs of a group are divided into several blocks of at most MAX_VMS_PER_PAGE.
-        """
+        """The blocks with the first `max_vms` VMs of all pages, for an export."""
         blocks: list[_SelectedBlock] = []
         left = max_vms
         for selected in self.blocks:
@@ -140,11 +127,7 @@ class _FleetPagination:
 
 
 def _paginate_fleet(overview: FleetOverview, directory: VisibleDirectory, vm_filter: _VmFilter) -> _FleetPagination:
-    """Divides the VMs that the user may see and the filter matches into pages.
-
-    A page has up to MAX_VMS_PER_PAGE VMs in up to MAX_BLOCKS_PER_PAGE blocks (scopes, or runs of standalone VMs). A
-    scope that fits on a page is on one page. `directory` is the user's. The pages of the whole fleet are cached.
-    """
+    """Divides the VMs that the user may see and the filter matches into pages."""
     if directory.sees_everything and vm_filter == _VmFilter():
         return overview.cached(_paginate_all, directory)
     return _split_into_pages(_select_blocks(overview, directory, vm_filter))
@@ -214,11 +197,7 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
         return sum(len(block.vms) for group in self.groups for block in group.blocks)
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per VM on this page, or in this export.
-
-        Columns are name, state, resource group, scope (its id), update domain, fault domain, host and key. A note as
-        the last line says if VMs are missing.
-        """
+        """Return the CSV export: one row per VM on this page, or in this export."""
         cells = ((group, block, cell) for group in self.groups for block in group.blocks for cell in block.vms)
         rows = [
             (c.name, c.state, group.name, block.scope or f"vm:{c.key}", c.update_domain, c.fault_domain, c.host, c.key)
@@ -228,12 +207,7 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_fleet_page(context: PortalContext, call: HandlerCall, query: FleetPageQuery) -> FleetPage:
-    """Show one page of the VMs that the user may see and that match a search and a state.
-
-    A page has up to 200 VMs in up to 40 blocks, in the order of the fleet; a scope of up to 200 VMs is not divided. Of
-    hosts whose names match the search, only the VMs of the first 50 are found. An export holds all pages, up to
-    MAX_EXPORT_ROWS (100,000) VMs. Raises UnknownFilter for an unknown state, or a page after the last one.
-    """
+    """Show one page of the VMs that the user may see and that match a search and a state."""
     counts = context.overview.count_states(context.directory)
     pagination = _paginate_fleet(context.overview, context.directory, _vm_filter(context, query))
     require_page(query.page, pagination.page_count)

@@ -28,11 +28,7 @@ FREE_TEXT_SUFFIX = "_more"  # of the text input beside check boxes, which takes 
 
 
 class FieldKind(StrEnum):
-    """What a form field holds; it decides how the field is shown and parsed.
-
-    VMS, HOSTS and IDS hold several names or ids; VM, HOST, SCOPE and ID hold one. The others are DURATION, INSTANT (a
-    time), NUMBER, CHECK (a box), CHOICE (of a fixed list) and TEXT. The values are used in templates.
-    """
+    """What a form field holds; it decides how the field is shown and parsed."""
 
     VMS = "vms"  # names or keys
     VM = "vm"  # a name or key
@@ -64,21 +60,11 @@ class FormField(msgspec.Struct, frozen=True, kw_only=True):
     fault_kind: str = ""  # the only kind of fault that has this parameter; "" for other fields
 
     def parse(self, values: FormValues) -> Any:
-        """Return the value of this field for the API, from the texts of the whole form; None if it is empty.
-
-        The value is a list for VMS, HOSTS and IDS, each text once. For other kinds the last text counts: seconds for a
-        DURATION, POSIX seconds for an INSTANT in ISO 8601 (in UTC without an offset), an int or float for a NUMBER,
-        True for a CHECK, else the text. Raises Rejected for text that cannot be parsed. Does not check `choices` or
-        `is_required`.
-        """
+        """Return the value of this field for the API, from the texts of the whole form; None if it is empty."""
         return _PARSERS[self.kind](self, self.entered_texts(values))
 
     def entered_texts(self, values: FormValues) -> list[str]:
-        """Return the chosen texts of this field, then the typed ones, stripped, without empty ones.
-
-        `values` has the submitted texts by name of the input. Typed text, in the input with FREE_TEXT_SUFFIX (`_more`)
-        after the field's name, is split at commas and line breaks.
-        """
+        """Return the chosen texts of this field, then the typed ones, stripped, without empty ones."""
         free_texts = [
             part for line in values.get(f"{self.name}{FREE_TEXT_SUFFIX}", ()) for part in _NAME_SEPARATORS.split(line)
         ]
@@ -155,10 +141,7 @@ def _no_extra_body(context: RequestContext, values: FormValues) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """One form of the portal, which makes one call of the API: its texts, fields, route and preview.
-
-    A user fills it in, sees a confirmation page with a preview, and confirms. `FORMS` has all forms by name.
-    """
+    """One form of the portal, which makes one call of the API: its texts, fields, route and preview."""
 
     name: str  # in its URL
     title: str  # the heading of its page
@@ -180,10 +163,7 @@ class Form:
         return routes[method, path]
 
     def preview_route(self, routes: ApiRouteTable) -> ApiRoute | None:
-        """Return the route of the API that previews this form; None if `preview` is a function.
-
-        Raises KeyError if `routes` does not have the route.
-        """
+        """Return the route of the API that previews this form; None if `preview` is a function."""
         return routes["POST", self.preview] if isinstance(self.preview, str) else None
 
 
@@ -218,11 +198,7 @@ def lab_url(response: Any) -> str:
 
 
 def clock_report_url(response: Any) -> str:
-    """Return the path of the lab page with a report of what happened while the clock was advanced.
-
-    `response` is the API's response to the advance. It has the history entries of that time, oldest first, of which the
-    first ones may be left out. Without entries the report is empty.
-    """
+    """Return the path of the lab page with a report of what happened while the clock was advanced."""
     if not response.entries:
         return f"{PORTAL_PREFIX}/lab?after=0&until=0"
     after = max(0, response.entries[0].seq - 1 - response.left_out)
@@ -254,11 +230,7 @@ SCOPE_FIELD = FormField(
 
 
 def require_notice_length(context: RequestContext, values: FormValues) -> dict[str, Any]:
-    """Raise Rejected if the form allows a shorter notice but leaves the notice empty; else return {}.
-
-    It is the `extra_body` of forms with the fields `notice` and `short_notice`: it adds nothing to the body. `context`
-    is not used.
-    """
+    """Raise Rejected if the form allows a shorter notice but leaves the notice empty; else return {}."""
     if SHORT_NOTICE_FIELD.parse(values) and NOTICE_FIELD.parse(values) is None:
         raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
     return {}

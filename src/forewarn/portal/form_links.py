@@ -50,12 +50,7 @@ class FormLink(BaseView, frozen=True, kw_only=True):
 
 
 def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> tuple[FormLink, ...]:
-    """Return links to the forms that the user may submit for a VM in its current state.
-
-    Operations (performing pending maintenance comes first) are for users with the right to operate the VM; setting a
-    fault is for those with the platform right. Links to destructive forms are last. `scope` is the VM's scope; with
-    None, performing pending maintenance is not offered. Returns () if there are none, as for a removed VM.
-    """
+    """Return links to the forms that the user may submit for a VM in its current state."""
     if vm.removed_at is not None:
         return ()
     operations = [*_suitable_requests(vm, scope)] if context.principal.may(Right.OPERATE, vm_resource_id(vm)) else []
@@ -63,12 +58,7 @@ def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> t
 
 
 def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, ...]:
-    """Return links to the forms that suit a host in its health; () if the user has no platform right.
-
-    Repair is offered unless the host is healthy and not confirmed down; fail and rollout unless it has failed; degrade
-    if it is healthy; confirm-down if it has failed or does not answer the hypervisor, unless it is confirmed down.
-    Links to destructive forms are last.
-    """
+    """Return links to the forms that suit a host in its health; () if the user has no platform right."""
     names = list(_FORMS_BY_HEALTH[host.health])
     if host.confirmed_down and "repair" not in names:
         names.insert(0, "repair")

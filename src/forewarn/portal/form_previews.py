@@ -37,12 +37,7 @@ _MAX_EVENTS_READ = 20_000
 
 
 def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Return sentences that say when the pending maintenance of a VM would start if it were approved now.
-
-    There is one sentence per event. The path parameter `name` of the call is the VM's name, `group/name` or key,
-    ignoring letter case. Approves nothing. Raises NotFound, or Refused if the VM has no pending maintenance or several
-    VMs match.
-    """
+    """Return sentences that say when the pending maintenance of a VM would start if it were approved now."""
     vm = context.directory.find(call.path_params["name"])
     scope = context.control.transactions.load(vm.scope_id)
     return [
@@ -53,12 +48,7 @@ def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> l
 
 
 def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Return one sentence, in a list, that says when an event would start if it were approved now.
-
-    The path parameter `id` of the call is the event's id or a unique start of it of four characters or more, ignoring
-    letter case. If the event is approved, has started or has no impact, the sentence says that nothing would change.
-    Approves nothing. Raises NotFound, or Refused if the event is over or several ids match.
-    """
+    """Return one sentence, in a list, that says when an event would start if it were approved now."""
     event = context.find_event(call.path_params["id"])
     if not event.is_live:
         raise Refused(f"event {event.id} is over ({event.ending}): there is nothing to approve")
@@ -88,12 +78,7 @@ def _describe_approval(context: RequestContext, scope: Scope, event: Event) -> l
 
 
 def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Return one text, in a list: what withdrawing an event would do, and how many VMs received it.
-
-    The path parameter `id` of the call is the event's id or a unique start of it of four characters or more, ignoring
-    letter case. Withdraws nothing; counts the deliveries stored so far. Raises NotFound, or Refused if the event can no
-    longer be withdrawn or several ids match.
-    """
+    """Return one text, in a list: what withdrawing an event would do, and how many VMs received it."""
     event = context.find_event(call.path_params["id"])
     scope = context.control.transactions.load(event.scope_id)
     lifecycle.withdraw(scope, scope.event(event.id) or event, by=context.caller_name, reason="", now=context.now())
@@ -108,12 +93,7 @@ def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def rollout_change_preview(effect: str) -> PreviewSentences:
-    """Return a preview of a change to a rollout: a function that returns two sentences.
-
-    The first sentence is the rollout's progress so far, the second one is `effect`. The preview finds the rollout by
-    the path parameter `id`, its id or a unique start of it, and raises NotFound (also for users who may not see
-    everything), or Refused if several match. It changes nothing.
-    """
+    """Return a preview of a change to a rollout: a function that returns two sentences."""
 
     def preview(context: RequestContext, call: HandlerCall) -> list[str]:
         request = context.find_rollout(call.path_params["id"])
@@ -128,21 +108,13 @@ def rollout_change_preview(effect: str) -> PreviewSentences:
 
 
 def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Return one sentence, in a list: that a host becomes healthy again. Repairs nothing.
-
-    The path parameter `name` of the call is the host's name, ignoring letter case; raises NotFound if there is none.
-    Does not check that the host can be repaired now.
-    """
+    """Return one sentence, in a list: that a host becomes healthy again. Repairs nothing."""
     host = context.control.requests.host(call.path_params["name"])
     return [f"Host {host.name} is {host.health} and becomes healthy: VMs may move to it again."]
 
 
 def preview_confirm_down(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Return three sentences: what it means to confirm that a host is down. Confirms nothing.
-
-    The path parameter `name` of the call is the host's name, ignoring letter case; raises NotFound if there is none.
-    Does not check that the host can be confirmed down now.
-    """
+    """Return three sentences: what it means to confirm that a host is down. Confirms nothing."""
     host = context.control.requests.host(call.path_params["name"])
     vms = len(context.store.vms(host=host.name))
     its_vms = f"its {vms} VM{'' if vms == 1 else 's'}"
@@ -154,12 +126,7 @@ def preview_confirm_down(context: RequestContext, call: HandlerCall) -> list[str
 
 
 def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Return sentences on which VMs a fault would affect, what their clients would see, and how long.
-
-    The body of the call is a NewFault; sets nothing. Raises Rejected for an unknown kind, or for limits and parameters
-    that do not suit it; NotFound for an unknown VM or scope; and Refused if several match. If the body names neither,
-    the text says that the fault is for all VMs: it does not check that exactly one of a VM, a scope or all is named.
-    """
+    """Return sentences on which VMs a fault would affect, what their clients would see, and how long."""
     body = call.parse_body(NewFault)
     kind = parse_fault_kind(body.kind)
     definition, duration_s = FAULT_DEFINITIONS[kind], fault_duration_s(kind, body.count, body.for_s)
@@ -180,11 +147,7 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Return one text, in a list: which faults and storms the body of the call would clear.
-
-    The body is a ClearFaultsBody; any other raises Rejected. Clears nothing. Does not check that the faults exist, or
-    that the body names any. A scope to which the body restricts them is not mentioned.
-    """
+    """Return one text, in a list: which faults and storms the body of the call would clear."""
     body = call.parse_body(ClearFaultsBody)
     active = context.control.faults.active
     if body.all and not (body.ids or body.kind or body.vm or body.scope):
@@ -195,11 +158,7 @@ def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str
 
 
 def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Return one sentence, in a list: which VMs a fault storm would affect, for how long, and its seed.
-
-    The body of the call is a NewStorm; any other raises Rejected. Starts nothing. Raises NotFound for an unknown VM,
-    Refused if a name fits several. A storm that names no VM affects all.
-    """
+    """Return one sentence, in a list: which VMs a fault storm would affect, for how long, and its seed."""
     body = call.parse_body(NewStorm)
     vms = [context.directory.find(name).name for name in body.vms]
     target = first_names(vms, _MAX_NAMED) or "all VMs"
@@ -207,11 +166,7 @@ def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Return one text, in a list: after how many of its steps a replay would end, and what follows.
-
-    The path parameter `id` of the call is the replay's id or a unique start of it, ignoring letter case. Stops nothing.
-    Raises NotFound, or Refused if several match.
-    """
+    """Return one text, in a list: after how many of its steps a replay would end, and what follows."""
     replay = context.control.replays.find(call.path_params["id"]).replay
     assert replay is not None
     return [
@@ -221,13 +176,7 @@ def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]
 
 
 def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Return sentences on how far lab time would advance, and how many visible notices end by then.
-
-    The body of the call is an AdvanceClockBody; any other raises Rejected. Does not check whether its duration is
-    allowed. The second sentence names the first three events; it also counts scheduled events whose notice is over
-    already. Events are searched among the 20,000 newest scheduled ones. Advances nothing. Also raises Rejected if the
-    clock shows real time.
-    """
+    """Return sentences on how far lab time would advance, and how many visible notices end by then."""
     context.control.lab_clock.require_lab_clock("advanced")
     by_s = call.parse_body(AdvanceClockBody).by_s
     until = context.now() + by_s
@@ -241,11 +190,7 @@ def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[st
 
 
 def preview_clock_speed(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Return one sentence, in a list, that says how fast lab time would run, or that it would pause.
-
-    The body of the call is a ClockSpeedBody; any other raises Rejected. Does not check whether the speed is allowed.
-    Sets nothing. Also raises Rejected if the clock shows real time.
-    """
+    """Return one sentence, in a list, that says how fast lab time would run, or that it would pause."""
     context.control.lab_clock.require_lab_clock("set to another speed")
     speed = call.parse_body(ClockSpeedBody).speed
     if speed == 0:

@@ -75,11 +75,6 @@ class FormPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _form_page(context: PortalContext, form: Form, values: FormValues, error: str = "") -> FormPage:
-    """Builds the page of a form, filled in with `values`; a field that these leave out has its default.
-
-    `error` says why submitted values were rejected. A field offers up to MAX_CHOICES hosts or scopes that the user may
-    see, or VMs for which they may submit the form.
-    """
     fields = tuple(_field_view(context, form, field, values) for field in form.fields)
     return FormPage(
         name=form.name,
@@ -216,13 +211,10 @@ _PAGES_WITH_DONE_MESSAGE = ("/requests/", "/rollouts/", "/budgets", "/standing-o
 def form_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
     """Return the route of all forms, `/portal/forms/NAME`.
 
-    GET shows a form, filled in from the query, or asks to confirm it at once if the form says so (`confirms_directly`)
-    and the query fills in a field. POST asks to confirm the form or, if it is confirmed, calls the API's handler once
-    and redirects to the page of its result, even if the confirmation is repeated. POST needs the session's CSRF token,
-    and fields of 2 MiB at most. If the handler refuses or fails, the form is shown again with the error. The newest 300
-    confirmations of each user are remembered, in memory: for an older one, and after a restart, POST asks to confirm
-    again, unless the store has a request of that confirmation. `authenticate` returns the context and session of a
-    request's user.
+    POST asks to confirm the form or, if it is confirmed, calls the API's handler once and redirects to the page of its
+    result, even if the confirmation is repeated. The newest 300 confirmations of each user are remembered, in memory:
+    for an older one, and after a restart, POST asks to confirm again, unless the store has a request of that
+    confirmation.
     """
     idempotency_keys = IdempotencyKeys()
 

@@ -163,12 +163,7 @@ class HeatMap(BaseView, frozen=True, kw_only=True):
 
 
 def heat_map(context: PortalContext) -> HeatMap:
-    """Return the heat map of all VMs that the user may see, with their states now.
-
-    Its areas are scopes and the standalone VMs of each group. If the groups that the user may see have more than 40 of
-    these (MAX_AREAS), the areas are resource groups; above 40 groups there is one area. Above 4,000 VMs (MAX_CELLS), a
-    cell stands for several. The overview of the context must be built.
-    """
+    """Return the heat map of all VMs that the user may see, with their states now."""
     layout = context.overview.cached(_make_layout, context.directory)
     total_cells = sum(area.cells for area in layout.areas)
     cell_px = next((px for most, px in _CELL_SIZES if total_cells <= most), _SMALLEST_CELL)

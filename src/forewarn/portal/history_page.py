@@ -79,47 +79,28 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
     topic: str  # what the page follows live, such as `event:ID` or `all`; "": it shows the past, which does not change
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per entry of `entries`, newest first.
-
-        The columns are the fields of HistoryEntryView; times are lab time in ISO 8601. A note as the last line says if
-        entries are missing.
-        """
+        """Return the CSV export: one row per entry of `entries`, newest first."""
         note = truncation_note(self.is_cut, len(self.entries))
         return ExportTable(
             columns=HistoryEntryView.__struct_fields__, rows=[_csv_row(entry) for entry in self.entries], note=note
         )
 
     def actor_of(self, entry: HistoryEntryView) -> str:
-        """Return who caused an entry, by name, as the page shows it beside the text.
-
-        Returns "" if the text of the entry names them, or if entries of its kind are shown without an actor.
-        """
+        """Return who caused an entry, by name, as the page shows it beside the text."""
         return entry.who if entry.what in _ENTRIES_WITH_ACTOR and entry.who not in entry.text else ""
 
     def vm_url(self, entry: HistoryEntryView) -> str:
-        """Return the path of the page of an entry's VM, by key if the entry has a scope, else by name.
-
-        The path is not percent-encoded. For an entry without a VM it leads to no page.
-        """
+        """Return the path of the page of an entry's VM, by key if the entry has a scope, else by name."""
         return vm_entry_url(entry)
 
 
 def vm_entry_url(entry: HistoryEntryView) -> str:
-    """Return the path of the page of an entry's VM, by key if the entry has a scope, else by name.
-
-    The path is not percent-encoded. For an entry without a VM it leads to no page.
-    """
+    """Return the path of the page of an entry's VM, by key if the entry has a scope, else by name."""
     return f"{PORTAL_PREFIX}/vms/{vm_key_in_scope(entry.scope_id, entry.vm) if entry.scope_id else entry.vm}"
 
 
 async def show_history_page(context: PortalContext, call: HandlerCall, query: HistoryPageQuery) -> HistoryPage:
-    """Show one page of the history entries that the user may see and that match, newest first.
-
-    An export (`call.for_export`) holds the newest entries that match, up to MAX_EXPORT_ROWS (100,000), and ignores
-    `after`, `before` and `limit`. For a user who may not see everything, at most 20,000 entries are searched per page,
-    so it may have fewer entries than `limit` although `older` or `newer` leads to more. Raises UnknownFilter for names
-    and ids that match nothing or several things.
-    """
+    """Show one page of the history entries that the user may see and that match, newest first."""
     resolve("vm", query.vm, context.directory.find_any, partial(offer_vms, context))
     resolve("scope", query.scope, context.find_scope, partial(offer_scopes, context))
     resolve("event", query.event, context.find_event)

@@ -67,11 +67,7 @@ class HostsPage(BaseView, frozen=True, kw_only=True):
     hosts: tuple[HostCard, ...]  # in natural order of their names
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per host of `hosts`.
-
-        Columns are name, location, zone, health and VMs (how many the user may see). A note as the last line says if
-        hosts are missing.
-        """
+        """Return the CSV export: one row per host of `hosts`."""
         rows = [(host.name, host.location, host.zone, host.health, host.size) for host in self.hosts]
         note = truncation_note(self.is_cut, len(rows), self.found)
         return ExportTable(columns=("name", "location", "zone", "health", "VMs"), rows=rows, note=note)
@@ -120,11 +116,7 @@ class HostPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_hosts_page(context: PortalContext, call: HandlerCall, query: HostsPageQuery) -> HostsPage:
-    """Show a page of the hosts that match a search and a health, 20 per page, in natural order of names.
-
-    Users who may not see everything see only hosts with a VM that they may see. An export holds all pages, up to about
-    MAX_EXPORT_ROWS (100,000) VMs. Raises UnknownFilter for an unknown health, or a page after the last one.
-    """
+    """Show a page of the hosts that match a search and a health, 20 per page, in natural order of names."""
     require_choice("health", query.health, {str(health): str(health) for health in HostHealth}, "a state of a host")
     visible_hosts = sorted(_visible_hosts(context), key=lambda host: natural_sort_key(host.name))
     text = query.q.strip().casefold()
@@ -185,12 +177,7 @@ def _visible_vms_on(context: PortalContext, host: Host) -> list[Vm]:
 
 
 async def show_host_page(context: PortalContext, call: HandlerCall, query: PageQuery) -> HostPage:
-    """Show one host with its VMs, live events and past events.
-
-    The path parameter `name` is the host's name, ignoring letter case. VMs are 15 per page; an export has all. Past
-    events are searched among the 1,000 newest of the fleet. Raises NotFound (also if the user may see no VM on the
-    host), or UnknownFilter for a page after the last one.
-    """
+    """Show one host with its VMs, live events and past events."""
     host = context.find_host(call.path_params["name"])
     vms = [*_visible_vms_on(context, host), *_arriving_vms(context, host)]
     shown, pages = items_on_page(vms, query.page, MAX_EXPORT_ROWS if call.for_export else _VMS_PER_PAGE)

@@ -54,10 +54,7 @@ class ClockJump(BaseView, frozen=True, kw_only=True):
     after: int  # the number of the history entry before the first one
 
     def vm_url(self, entry: HistoryEntryView) -> str:
-        """Return the path of the page of an entry's VM, by key if the entry has a scope, else by name.
-
-        The path is not percent-encoded. For an entry without a VM it leads to no page.
-        """
+        """Return the path of the page of an entry's VM, by key if the entry has a scope, else by name."""
         return vm_entry_url(entry)
 
 
@@ -87,24 +84,12 @@ class LabPage(BaseView, frozen=True, kw_only=True):
         return _ADVANCE_CHOICES
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per active fault, without storms and replays.
-
-        Columns are fault (its id), kind, strikes (what it affects), for (its target), set_by, set_at (lab time in POSIX
-        seconds), left (requests or events), left_s (seconds), touched (how many it affected) and events (ids, with
-        blanks between them).
-        """
+        """Return the CSV export: one row per active fault, without storms and replays."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(fault) for fault in self.faults])
 
 
 async def show_lab_page(context: RequestContext, call: HandlerCall, query: LabPageQuery) -> LabPage:
-    """Show the clock, which notices of visible events end next, and faults, storms and replays.
-
-    It also works in production, where the clock shows real time (`is_lab` is false). Active faults, storms with their
-    next fault, replays, and recent changes of the clock and faults are shown only to users who may see everything: for
-    these users, it first stores the requests observed so far, and removes expired faults. If a form led here, `query`
-    names it, and the page shows its message and, after an advance of the clock, what happened meanwhile. `call` is not
-    used.
-    """
+    """Show the clock, which notices of visible events end next, and faults, storms and replays."""
     now, speed, is_lab = context.control.lab_clock.status()
     sees_all = context.can_see_everything()
     active = await read_faults(context) if sees_all else None

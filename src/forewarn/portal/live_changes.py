@@ -36,19 +36,13 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the change names nothing that changed, so that it need not be sent.
-
-        `seq` and `now` do not count.
-        """
+        """Whether the change names nothing that changed, so that it need not be sent."""
         return not (self.scopes or self.events or self.requests or self.hosts or self.vms or self.what)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeBatch:
-    """Changes of a short time, collected once for all open pages; `ChangeCollector.to_batch` makes it.
-
-    From it, each page gets a LiveChange with what its user may see.
-    """
+    """Changes of a short time, collected once for all open pages; each page gets what its user may see."""
 
     seq: int  # number of a history entry; the batch covers everything up to it
     now: float  # lab time
@@ -72,11 +66,7 @@ class ChangeBatch:
         return msgspec.json.encode(self.full_change)
 
     def visible_change(self, visible: Visibility, store: Store) -> LiveChange:
-        """Return the change with only what one user may see, as `visible` decides; it may be empty.
-
-        Reads the changed VMs and requests from the store, unless the user sees everything; those that are no longer
-        stored are left out.
-        """
+        """Return the change with only what one user may see, as `visible` decides; it may be empty."""
         if visible.sees_everything:
             return self.full_change
         events = [event_id for event_id, scope_id in self.events.items() if visible.can_see_scope(scope_id)]
@@ -114,10 +104,7 @@ class ChangeBatch:
 
 
 class ChangeCollector:
-    """Collects commits, history entries, deliveries and acts until `to_batch` makes one batch of them.
-
-    It is empty at first, and is used for one batch. `vm_states` has the state of each VM that was added, by key.
-    """
+    """Collects commits, history entries, deliveries and acts until `to_batch` makes one batch of them."""
 
     def __init__(self) -> None:
         self._scopes: set[str] = set()
@@ -129,10 +116,7 @@ class ChangeCollector:
         self._entries: list[HistoryEntry] = []
 
     def add_commit(self, commit: Commit) -> None:
-        """Add what a commit changed: scopes, requests, hosts, events and history entries.
-
-        The new states of VMs are not in a commit: pass them to `add_vm_states`.
-        """
+        """Add what a commit changed: scopes, requests, hosts, events and history entries."""
         self._scopes.update(scope.id for scope in commit.scopes)
         self._scopes.update(vm.scope_id for vm in commit.vms)
         self._requests.update(request.id for request in commit.requests)
@@ -154,10 +138,7 @@ class ChangeCollector:
             self._hosts_by_id[event.id].update((act.from_host, act.to_host))
 
     def add_entries(self, entries: Iterable[HistoryEntry]) -> None:
-        """Add history entries, and the scopes, requests and events that they name.
-
-        The host of an entry is added too, if the entry names an event or no scope.
-        """
+        """Add history entries, and the scopes, requests and events that they name."""
         for entry in entries:
             self._entries.append(entry)
             self._scopes.add(entry.scope_id)
@@ -175,10 +156,7 @@ class ChangeCollector:
             self._scopes.add(delivery.scope_id)
 
     def add_act(self, act: Act, scope_id: str) -> None:
-        """Add the event and the hosts of an act on which the hypervisor has reported progress.
-
-        `scope_id` is the scope of the event; the scope itself does not count as changed.
-        """
+        """Add the event and the hosts of an act on which the hypervisor has reported progress."""
         self._events[act.event_id] = scope_id
         self._hosts_by_id[act.event_id].update((act.from_host, act.to_host))
 
@@ -192,11 +170,7 @@ class ChangeCollector:
         return frozenset(self._scopes - {""})
 
     def to_batch(self, seq: int, now: float, host_of: Callable[[str], str]) -> ChangeBatch:
-        """Return the batch of everything collected. Add nothing afterwards: the batch shares the data.
-
-        `seq` is the number of the last history entry that the batch covers, `now` lab time; `host_of` returns the name
-        of a VM's host by the VM's key, "" for none.
-        """
+        """Return the batch of everything collected. Add nothing afterwards: the batch shares the data."""
         for key in self.vm_states:
             self._hosts_by_id[key].add(host_of(key))
         return ChangeBatch(

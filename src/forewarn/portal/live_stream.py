@@ -41,12 +41,7 @@ class _LiveMessageEncoder:
         self._hub = hub
 
     def initial_messages(self, after: int | None, age_s: float | None = None) -> bytes:
-        """The first messages of a stream: clock, health of the store, hold, what the page missed, counts.
-
-        If it missed too much, a reset instead, which makes it reload everything. `after` is the number of the last
-        history entry that the page knows, None for the current one. `age_s` is how many real seconds ago it was up to
-        date; None if it needs no changes of polling.
-        """
+        """The first messages of a stream: clock, health of the store, hold, what the page missed, counts."""
         known = self._context.store.last_seq() if after is None else after
         batch = self._hub.changes_since(known)
         resumed = self._reset_message() if batch is None else self._change_message(batch)
@@ -137,13 +132,9 @@ _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 def live_routes(authenticate: PageAuthenticator, hub: LiveUpdateHub) -> list[BaseRoute]:
     """Return the route `/portal/live`, which streams to an open page what changes, as server-sent events.
 
-    `authenticate` returns the context and session of a request's user. All streams share the hub. The header
-    Last-Event-ID, or else the query's `after`, is the last history entry that the page knows (without either, the
-    newest one). The query's `age` is how many seconds ago the page was up to date; without it, changes of polling since
-    then are not sent. A stream first sends what the page missed, checks the user's rights again while it is open, and
-    ends when the user is signed out or the service stops. Its messages are change, reset, asking, clock, counts,
-    health, hold, nodes, alive (after 15 s without others) and over (signed out). An error before the stream begins,
-    such as too many open streams, is answered as plain text with its status.
+    A stream first sends what the page missed, checks the user's rights again while it is open, and ends when the user
+    is signed out or the service stops. Its messages are change, reset, asking, clock, counts, health, hold, nodes,
+    alive (after 15 s without others) and over (signed out).
     """
 
     async def endpoint(request: Request) -> Response:
@@ -180,12 +171,7 @@ def _page_age_s(request: Request) -> float | None:
 
 
 class _LiveStreamResponse(Response):
-    """Streams server-sent events until the browser disconnects, the session ends or the service stops.
-
-    `after` is the number of the last history entry that the page knows (None: the current one), `age_s` how many real
-    seconds ago it was up to date. Checks every few seconds that the user is still signed in; if not, the last message
-    says so. Sends KEEP_ALIVE_MESSAGE after 15 seconds without updates.
-    """
+    """Streams server-sent events until the browser disconnects, the session ends or the service stops."""
 
     def __init__(self, context: PortalContext, hub: LiveUpdateHub, after: int | None, age_s: float | None) -> None:
         super().__init__(headers=_STREAM_HEADERS, media_type="text/event-stream")

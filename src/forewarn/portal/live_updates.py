@@ -32,10 +32,7 @@ MAX_PENDING_BATCHES = 100  # of a slow subscriber; with more, it has to reload e
 
 @dataclass(kw_only=True)
 class PendingUpdates:
-    """Updates that wait for one open page, sent in the order of the fields; falsy if there are none.
-
-    `LiveSubscriber.wait` returns it.
-    """
+    """Updates that wait for one open page, sent in the order of the fields; falsy if there are none."""
 
     needs_reset: bool = False  # too many changes, or other rights of the user: the page has to reload everything
     batches: list[ChangeBatch] = field(default_factory=list)  # oldest first
@@ -56,8 +53,7 @@ class PendingUpdates:
 class LiveSubscriber:
     """One open page with its pending updates, which are bounded for a page that reads slowly.
 
-    `principal_id` is the principal id of the page's user. `LiveUpdateHub.subscribe` makes it; the hub adds updates and
-    closes it (`is_closed`), and the page's stream takes the updates with `wait`. Use it on the event loop only.
+    The hub adds updates and closes it, and the page's stream takes the updates with `wait`.
     """
 
     def __init__(self, principal_id: str) -> None:
@@ -67,11 +63,7 @@ class LiveSubscriber:
         self.is_closed = False
 
     def add_batch(self, batch: ChangeBatch) -> None:
-        """Queue changes for the page, and wake its `wait`.
-
-        If 100 batches wait already, queues a reset instead, which makes the page reload everything. Does nothing while
-        a reset is pending, since that covers these changes too.
-        """
+        """Queue changes for the page, and wake its `wait`."""
         if len(self._pending.batches) == MAX_PENDING_BATCHES:
             self.require_reset()
         elif not self._pending.needs_reset:
@@ -79,19 +71,13 @@ class LiveSubscriber:
             self._wakeup.set()
 
     def require_reset(self) -> None:
-        """Queue a reset, which makes the page reload everything, and wake its `wait`.
-
-        The reset replaces the batches of changes that are queued.
-        """
+        """Queue a reset, which makes the page reload everything, and wake its `wait`."""
         self._pending.batches.clear()
         self._pending.needs_reset = True
         self._wakeup.set()
 
     def add_polling_scopes(self, scopes: ChangedScopes) -> None:
-        """Queue the ids of scopes in which a VM started or stopped polling, and wake the page's `wait`.
-
-        None means any scope. If more than MAX_CHANGED_SCOPES (2,000) are queued, they become None.
-        """
+        """Queue the ids of scopes in which a VM started or stopped polling, and wake the page's `wait`."""
         known = self._pending.polling_scopes
         merged = None if known is None or scopes is None else known | scopes
         self._pending.polling_scopes = merged if merged is not None and len(merged) <= MAX_CHANGED_SCOPES else None
@@ -128,10 +114,7 @@ class LiveSubscriber:
         self._wakeup.set()
 
     async def wait(self, timeout_s: float) -> PendingUpdates:
-        """Return the pending updates and forget them; wait up to `timeout_s` real seconds for the first.
-
-        The updates are empty on timeout, and may be empty after `close`.
-        """
+        """Return the pending updates and forget them; wait up to `timeout_s` real seconds for the first."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wakeup.wait()
@@ -155,9 +138,8 @@ MAX_SUBSCRIBERS_PER_PRINCIPAL = 100  # so that one user does not use up all of t
 class LiveUpdateHub:
     """Sends changes of the store and its health, polling, nodes, the hold and the clock to all open pages.
 
-    The portal has one for all pages. It works only while a page is subscribed. Commits within BATCH_WINDOW_S (50 ms)
-    become one batch. `dependencies` are the service's; `overview` has the states of all VMs, and must be built
-    (`ensure_built`) before a page subscribes. Use the hub on one event loop.
+    It works only while a page is subscribed. Commits within BATCH_WINDOW_S become one batch. `overview` must be built
+    before a page subscribes.
     """
 
     def __init__(self, dependencies: Dependencies, overview: FleetOverview) -> None:
@@ -183,23 +165,14 @@ class LiveUpdateHub:
         return self._store_monitor.health
 
     def counts_json(self, directory: VisibleDirectory) -> bytes:
-        """Return how many of the VMs that a user may see are in each VmState, as a JSON object in UTF-8.
-
-        The object has a key for each state except gone. `directory` is the user's. Call it only while a page is
-        subscribed: the result is cached for users with equal grants, and renewed when states have changed, at most
-        every COUNTS_INTERVAL_S (0.5 s); without a page it is not renewed before the next one subscribes.
-        """
+        """Return how many of the VMs that a user may see are in each VmState, as a JSON object in UTF-8."""
         grants = None if directory.sees_everything else directory.grants
         if grants not in self._counts_cache:
             self._counts_cache[grants] = msgspec.json.encode(self._overview.count_states(directory))
         return self._counts_cache[grants]
 
     def require_capacity(self, principal_id: str) -> None:
-        """Raise Unavailable if all users together, or this user, have reached their limit of open pages.
-
-        The limits are 1,000 and 100, or fewer if the service's connections do not allow as many. `principal_id` is the
-        user's. Reserves nothing: call `subscribe` next.
-        """
+        """Raise Unavailable if all users together, or this user, have reached their limit of open pages."""
         shares = self._dependencies.connection_shares
         limit = min(MAX_SUBSCRIBERS, shares.streams)
         if len(self._subscribers) >= limit:
@@ -210,12 +183,7 @@ class LiveUpdateHub:
 
     @contextmanager
     def subscribe(self, principal_id: str) -> Iterator[LiveSubscriber]:
-        """Return a context manager that adds an open page of a user until its block ends.
-
-        It yields the LiveSubscriber of the page. `principal_id` is the user's; `require_capacity` is not checked. The
-        hub works from the first open page until the last one is closed. The subscriber is closed when the service
-        stops, or at once if it is stopping.
-        """
+        """Return a context manager that adds an open page of a user until its block ends."""
         subscriber = LiveSubscriber(principal_id)
         self._subscribers.add(subscriber)
         if len(self._subscribers) == 1:
@@ -232,10 +200,7 @@ class LiveUpdateHub:
     def changes_since(self, after: int) -> ChangeBatch | None:
         """Return the changes after the history entry of number `after`, for a page that missed them.
 
-        They include the current states of all VMs in the changed scopes, GONE for removed ones. Returns None if the
-        page has to reload everything: it missed more than 500 entries (MAX_MISSED_ENTRIES), more than 2000 VMs, removed
-        ones included, are in these scopes (MAX_VMS_PER_CHANGE), entries were pruned, or `after` is in the future. The
-        batch is empty if the page missed nothing.
+        None if the page has to reload everything: it missed too much, or entries were pruned.
         """
         last = self._store.last_seq()
         if not 0 <= last - after <= MAX_MISSED_ENTRIES:
@@ -252,11 +217,7 @@ class LiveUpdateHub:
         return self._to_batch(collector, last)
 
     def polling_changes_within(self, age_s: float) -> ChangedScopes:
-        """Return the ids of the scopes in which a VM started or stopped polling lately.
-
-        Lately means within the last `age_s` seconds of real time, or the five seconds before (PAGE_LAG_S). Returns
-        None, which means any scope, if the hub does not know all of them, as when no page was open then.
-        """
+        """Return the ids of the scopes in which a VM started or stopped polling lately."""
         return self._polling_monitor.changes_within(age_s)
 
     def _vm_states_in(self, scope_id: str) -> list[tuple[str, VmState]]:

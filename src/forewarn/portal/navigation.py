@@ -62,16 +62,10 @@ SUBPAGES = (
 
 
 def pages_for(*, is_cluster: bool) -> tuple[NavigationPage, ...]:
-    """Return the pages that the header links to, in its order.
-
-    Without `is_cluster`, the page Nodes is left out.
-    """
+    """Return the pages that the header links to, in its order."""
     return NAVIGATION if is_cluster else tuple(page for page in NAVIGATION if page.path != NODES_PATH)
 
 
 def current_page(path: str) -> NavigationPage | None:
-    """Return the page of the header that a path belongs to, such as the Fleet for a VM; None for none.
-
-    Forms, for example, belong to none. `path` begins with `/portal`.
-    """
+    """Return the page of the header that a path belongs to, such as the Fleet for a VM; None for none."""
     return next((page for page in NAVIGATION if path == page.path or path.startswith(page.below)), None)

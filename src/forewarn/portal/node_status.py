@@ -21,11 +21,7 @@ _CHECK_INTERVAL_S = 2.0  # of real time
 
 
 class HostNodeState(StrEnum):
-    """Whether the node of a host answers, as the service knows. The values are JSON.
-
-    ANSWERING (`answering`): the service heard it within the last 5 seconds. SILENT (`silent`): not heard for longer.
-    STOPPED (`stopped`): it said that it stops. ABSENT (`absent`): no node has joined for this host of the fleet.
-    """
+    """Whether the node of a host answers, as the service knows. The values are JSON."""
 
     ANSWERING = "answering"
     SILENT = "silent"  # not heard for 5 s, although it did not leave
@@ -64,10 +60,7 @@ class HostNodeRow(BaseView, frozen=True, kw_only=True):
 
 
 def control_node_rows(dependencies: Dependencies) -> tuple[ControlNodeRow, ...]:
-    """Return the control nodes, sorted by name; () for a service without other control nodes.
-
-    Values that change all the time are rounded, so that rows are equal as long as a page shows the same.
-    """
+    """Return the control nodes, sorted by name; () for a service without other control nodes."""
     node = dependencies.control_node
     if node is None:
         return ()
@@ -116,13 +109,7 @@ def _control_advice(row: NodeView, active_version: str) -> str:
 
 
 def host_node_rows(dependencies: Dependencies) -> tuple[HostNodeRow, ...]:
-    """Return the nodes of all hosts, those with a problem first; () if the service has no bus.
-
-    Among those with a problem, and among the others, silent nodes come first, then absent, stopped and answering ones,
-    each in natural order of the hosts. A host of the fleet for which no node has joined has a row too, and so has a
-    node whose host is not in the fleet. Values that change all the time are rounded, so that rows are equal as long as
-    a page shows the same.
-    """
+    """Return the nodes of all hosts, those with a problem first; () if the service has no bus."""
     if dependencies.host_nodes is None:
         return ()
     control = dependencies.control
@@ -193,19 +180,13 @@ def _host_advice(state: HostNodeState, host: str, clock_ahead_s: float) -> str:
 
 
 class NodeMonitor:
-    """Calls `on_change` when control nodes or host nodes of the cluster have changed, while `run` runs.
-
-    Only what pages show of them counts: the rows of `control_node_rows` and `host_node_rows`.
-    """
+    """Calls `on_change` when what pages show of control nodes or host nodes has changed, while `run` runs."""
 
     def __init__(self, dependencies: Dependencies, on_change: Callable[[], None]) -> None:
         self._dependencies, self._notify = dependencies, on_change
 
     async def run(self) -> None:
-        """Compare the nodes every 2 seconds of real time, until cancelled; call `on_change` after a change.
-
-        Returns at once if the service is not part of a cluster.
-        """
+        """Compare the nodes every 2 seconds of real time, until cancelled; call `on_change` after a change."""
         dependencies = self._dependencies
         if not dependencies.is_cluster:
             return

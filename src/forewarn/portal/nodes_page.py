@@ -77,11 +77,7 @@ class NodesPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_nodes_page(context: PortalContext, call: HandlerCall, query: NodesPageQuery) -> NodesPage:
-    """Show all control nodes, a page of the host nodes that match, 50 per page, and the latest takeovers.
-
-    Host nodes with a problem come first. An export holds all that match. Does not check what the user may see: the
-    route demands the right to read everything. Raises UnknownFilter for an unknown state, or a page after the last one.
-    """
+    """Show all control nodes, a page of the host nodes that match, 50 per page, and the latest takeovers."""
     labels = {str(state): state_label(state, "node") for state in HostNodeState}
     require_choice("state", query.state, labels, "a state of a host node")
     dependencies = context.dependencies

@@ -90,11 +90,7 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
 
     @property
     def reasons(self) -> dict[str, str]:
-        """The legend: the text of each reason for which events start, by the name of the reason.
-
-        It has approved and due, and other reasons only if they occur, in the order in which the bars are stacked, from
-        the bottom.
-        """
+        """The legend: the text of each reason for which events start, by the name of the reason."""
         return {
             name: text
             for name, text in REASON_TEXTS.items()
@@ -103,10 +99,7 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> str:
-        """How many events started and why, and the mean notice promised and given, in sentences.
-
-        The sentence about notice is left out if no event had notice; one sentence says so if no event started.
-        """
+        """How many events started and why, and the mean notice promised and given, in sentences."""
         if not self.columns:
             return "No event started in this time."
         by_reason = {name: sum(column.reasons[name] for column in self.columns) for name in START_REASONS}
@@ -130,10 +123,7 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
 
     @property
     def ticks(self) -> tuple[AxisTick, ...]:
-        """The ticks of the time axis, in order of time; their x is a percentage of the width of all columns.
-
-        `plot_x` turns it into a percentage of the chart's width.
-        """
+        """The ticks of the time axis, in order of time; their x is a percentage of the width of all columns."""
         return axis_ticks(self._window)
 
     @property
@@ -146,10 +136,7 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
         return TimeWindow(since=self.since, until=self.until)
 
     def plot_x(self, percent: float) -> float:
-        """Return an x position in percent of the chart's width.
-
-        `percent` is the same position in percent of the width of all columns, which is smaller by the margins.
-        """
+        """Return an x position in percent of the chart's width."""
         return _LEFT_PERCENT + percent * (100 - _LEFT_PERCENT - _RIGHT_PERCENT) / 100
 
     @property
@@ -167,10 +154,7 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
         return (ScaleLine(y=self._notice_y(0), text="0"), *reversed(lines))
 
     def count_lines(self) -> tuple[ScaleLine, ...]:
-        """Return the lines of the chart of starts, in this order: at 0, at about half and at the highest bar.
-
-        The middle line is left out if the highest bar is 1 or 2; without events the highest bar counts as 1.
-        """
+        """Return the lines of the chart of starts, in this order: at 0, at about half and at the highest bar."""
         top = self._highest_count()
         values = sorted({0, top // 2, top} if top > 2 else {0, top})
         return tuple(ScaleLine(y=self._count_y(value), text=str(value)) for value in values)
@@ -226,12 +210,7 @@ def _column_title(column: NoticeColumn) -> str:
 
 
 def notice_chart(history: NoticeHistory, now: float, span: str, sees: ScopeFilter | None) -> NoticeChart:
-    """Return the charts of a span of time, up to the end of the column that lab time `now` is in.
-
-    `span` is a key of CHART_SPANS (1h, 6h, 1d or 7d); an unknown one raises KeyError. "" stands for the shortest that
-    shows every start of the last seven days. The charts begin later than the span if earlier starts are not known.
-    `sees` returns whether the user may see the scope with a given id; it is None for a user who may see all.
-    """
+    """Return the charts of a span of time, up to the end of the column that lab time `now` is in."""
     chosen = span or _suitable_span(history.first_start(now - KEPT_S, sees), now)
     window = _window_for(chosen, now)
     column_s = CHART_SPANS[chosen][1]

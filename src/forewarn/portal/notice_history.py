@@ -31,10 +31,7 @@ class NoticeSample(NamedTuple):
 
 
 def notice_sample(event: Event) -> NoticeSample | None:
-    """Return the notice that an event got; None if it has not started or no document listed it.
-
-    The promised notice is in whole seconds, None for an event that started without notice; both notices are 0 or more.
-    """
+    """Return the notice that an event got; None if it has not started or no document listed it."""
     if event.started_at is None or not event.listed or event.rules.kind is None:
         return None
     without = started_without_notice(event)
@@ -56,11 +53,7 @@ def _start_reason(event: Event, started_at: float, *, without: bool) -> str:
 
 
 class NoticeTotals:
-    """Sums of the notice of several events: how many there are, by reason, and how much notice they got.
-
-    `reasons` counts events by reason of their start, `noticed` those with notice. Of these, `promised_s` and `given_s`
-    are sums in seconds, and `shortest_s` is the shortest that was given (infinity without any).
-    """
+    """Sums of the notice of several events: how many there are, by reason, and how much notice they got."""
 
     __slots__ = ("given_s", "noticed", "promised_s", "reasons", "shortest_s")
 
@@ -106,8 +99,7 @@ class NoticeHistory:
     """The notice of the events that started in the last seven days, summed in steps of five minutes.
 
     The last 20,000 events are also kept one by one, for users who may not see all of them. `complete_since` is the lab
-    time from which on every start is added, None if no start is missing; earlier starts are ignored, because some would
-    be missing.
+    time from which on every start is added.
     """
 
     def __init__(self, complete_since: float | None = None) -> None:
@@ -116,10 +108,7 @@ class NoticeHistory:
         self._samples: deque[NoticeSample] = deque(maxlen=_MAX_SAMPLES)
 
     def add(self, sample: NoticeSample) -> None:
-        """Add the notice of an event that started; drop sums that are older than seven days by then.
-
-        Ignores an event that started before the `complete_since` of this history.
-        """
+        """Add the notice of an event that started; drop sums that are older than seven days by then."""
         if self._complete_since is not None and sample.started_at < self._complete_since:
             return
         self._samples.append(sample)
@@ -131,21 +120,13 @@ class NoticeHistory:
         self._totals.setdefault(step, NoticeTotals()).add(sample)
 
     def complete_since(self, sees: ScopeFilter | None) -> float | None:
-        """Return the lab time since which every start of the last seven days is known; None if all are.
-
-        It is a multiple of five minutes. `sees` is a filter of the scopes that a user may see, None for a user who may
-        see all. With a filter, the time may be later: only the last 20,000 starts are known then.
-        """
+        """Return the lab time since which every start of the last seven days is known; None if all are."""
         if sees is not None and len(self._samples) == _MAX_SAMPLES:
             return _next_step(self._samples[0].started_at)
         return self._complete_since
 
     def first_start(self, since: float, sees: ScopeFilter | None) -> float | None:
-        """Return the lab time of the first start at or after `since`; None if there was none.
-
-        `sees` leaves out events of scopes that the user may not see, and those before `complete_since(sees)`. With
-        None, which leaves out none, the time is rounded down to five minutes and may be before `since`.
-        """
+        """Return the lab time of the first start at or after `since`; None if there was none."""
         if sees is not None:
             return min((s.started_at for s in self._visible_samples(since, sees)), default=None)
         return min((float(step * _STEP_S) for step in self._totals if (step + 1) * _STEP_S > since), default=None)
@@ -153,12 +134,7 @@ class NoticeHistory:
     def totals_by_column(
         self, since: float, until: float, column_s: int, sees: ScopeFilter | None
     ) -> dict[int, NoticeTotals]:
-        """Return the sums of each column of a chart, by column number, from 0.
-
-        Columns without events are left out. The chart begins at `since`, a multiple of `column_s`, which is a multiple
-        of 300 seconds, and ends before `until`. `sees` leaves out events of scopes that the user may not see, and
-        starts before `complete_since(sees)`; with None, the user may see all.
-        """
+        """Return the sums of each column of a chart, by column number, from 0."""
         columns: dict[int, NoticeTotals] = {}
 
         def column_at(at: float) -> NoticeTotals:

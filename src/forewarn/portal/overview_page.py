@@ -135,10 +135,7 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def next_start(self) -> str | None:
-        """The first NotBefore after now in `upcoming`, as `2026-01-05T12:00:00` in UTC; None if there is none.
-
-        The form that advances the clock takes this text.
-        """
+        """The first NotBefore after now in `upcoming`, as `2026-01-05T12:00:00` in UTC; None if there is none."""
         ahead = (event.not_before for event in self.upcoming if event.not_before > self.now)
         return next((format_iso(at).removesuffix("Z") for at in ahead), None)
 
@@ -149,11 +146,7 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def calm_text(self) -> str:
-        """The text of the page if `attention` is empty: how many VMs run, and that events are delivered.
-
-        Does not check that `attention` is empty. The text says so if the user may see no VM, or if no event is
-        scheduled.
-        """
+        """The text of the page if `attention` is empty: how many VMs run, and that events are delivered."""
         if not self.total:
             return "There are no VMs that you can see."
         others = {state: count for state, count in self.counts.items() if count and state != "running"}
@@ -165,11 +158,7 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_overview_page(context: PortalContext, call: HandlerCall, query: OverviewQuery) -> OverviewPage:
-    """Show what needs a person, what happens next and now, rollouts, the fleet as a heat map, and notice.
-
-    Polls and deliveries of the last second may be missing: an open page is loaded again when they are stored. Raises
-    UnknownFilter for an unknown span, Unavailable if the index of events cannot be read from the store.
-    """
+    """Show what needs a person, what happens next and now, rollouts, the fleet as a heat map, and notice."""
     require_choice("span", query.span, {span: span for span in CHART_SPANS}, "a span of the charts")
     await context.events.ensure_built()
     attention = await find_attention(context)
@@ -204,11 +193,7 @@ async def show_overview_page(context: PortalContext, call: HandlerCall, query: O
 
 
 def _first_events(events: Iterable[Event]) -> list[tuple[Event, int]]:
-    """The first of these events, at most three of one request.
-
-    So a large rollout does not hide the others. With each comes the number of events of its request that are left out
-    after it.
-    """
+    """The first of these events, at most three of one request, so that a large rollout does not hide the others."""
     chosen: list[Event] = []
     by_request: Counter[str] = Counter()
     for event in islice(events, _MAX_EVENTS_SEARCHED):

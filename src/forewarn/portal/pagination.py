@@ -21,10 +21,7 @@ class PageQuery(StrictBody, frozen=True, kw_only=True):
 
 
 def items_on_page(items: Sequence[T], number: int, size: int) -> tuple[Sequence[T], int]:
-    """Return the items of the page with this number, from 1, and how many pages there are.
-
-    A page has at most `size` items. An empty list has one page. Raises UnknownFilter for a page after the last one.
-    """
+    """Return the items of the page with this number, from 1, and how many pages there are."""
     pages = max(1, -(-len(items) // size))
     require_page(number, pages)
     return items[(number - 1) * size : number * size], pages

@@ -75,13 +75,7 @@ class _RankedResult(NamedTuple):
 
 
 def palette_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
-    """Return the route `/portal/palette`, which finds what a user may see or do, and answers with JSON.
-
-    The query parameter `q` has the text; without one, it finds the pages of the header and forms that the user may
-    submit. The JSON object's `results` has at most 20 (MAX_RESULTS), the best first: VMs, operations on them, pages,
-    forms, hosts, scopes, events and rollouts, each with kind, title, detail, href and keys. `authenticate` returns the
-    context and session of a request's user. An error is answered as plain text with its status.
-    """
+    """Return the route `/portal/palette`, which finds what a user may see or do, and answers with JSON."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -101,11 +95,7 @@ def palette_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
 
 
 def _search_palette(context: PortalContext, text: str) -> _PaletteResults:
-    """At most MAX_RESULTS results for a text, the best first, among what the user may see and do.
-
-    An exact name comes first, then names that begin with the text, then names that contain it. `restart web-0` finds
-    the form that restarts web-0. The indexes of the context, `overview` and `events`, must be built.
-    """
+    """At most MAX_RESULTS results for a text, the best first, among what the user may see and do."""
     wanted = " ".join(text.split()).casefold()
     vms = _found_vms(context, wanted, _MAX_VMS)
     found = [

@@ -25,9 +25,8 @@ ChangedScopes = frozenset[str] | None  # ids of scopes in which a VM started or 
 class PollingMonitor:
     """Notes the scopes in which VMs start or stop polling for events, from `start` on, for open pages.
 
-    A LiveUpdateHub has one. It is stopped at first. `take_changes` returns the scopes; `on_change` is called, on the
-    event loop, after each change. A VM that sends no poll for a minute has stopped. After `stop` the monitor notices
-    only starts, and IDLE_GRACE_S (60) real seconds later it forgets everything.
+    A VM that sends no poll for a minute has stopped. After `stop` the monitor notices only starts, and IDLE_GRACE_S
+    real seconds later it forgets everything.
     """
 
     def __init__(self, dependencies: Dependencies, on_change: Callable[[], None]) -> None:
@@ -44,11 +43,7 @@ class PollingMonitor:
         self._new_changes: dict[str, None] = {}  # ids of scopes that `take_changes` has not returned yet
 
     def start(self) -> None:
-        """Start to check, in a task, or continue within the grace period. Call it when the first page opens.
-
-        Do not call it again before `stop`. Drops the changes that `take_changes` has not returned; `changes_within`
-        still has them.
-        """
+        """Start to check, in a task, or continue within the grace period. Call it when the first page opens."""
         if self._reset_timer is not None:
             self._reset_timer.cancel()
         self._new_changes.clear()  # a new page asks for what it missed with `changes_within`
@@ -60,30 +55,19 @@ class PollingMonitor:
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
-        """Stop checking, and forget everything after 60 real seconds, unless `start` is called before.
-
-        Call it when the last page closes.
-        """
+        """Stop checking, and forget everything after 60 real seconds, unless `start` is called before."""
         if self._task is not None:
             self._task.cancel()
         self._task = None
         self._reset_timer = asyncio.get_running_loop().call_later(IDLE_GRACE_S, self._reset)
 
     def take_changes(self) -> ChangedScopes:
-        """Return and drop the ids of the scopes in which VMs started or stopped polling since the last call.
-
-        Changes before `start` are left out. Returns None, which means any scope, if there are more than
-        MAX_CHANGED_SCOPES (2,000).
-        """
+        """Return and drop the ids of the scopes in which VMs started or stopped polling since the last call."""
         changes, self._new_changes = self._new_changes, {}
         return frozenset(changes) if len(changes) <= MAX_CHANGED_SCOPES else None
 
     def changes_within(self, age_s: float) -> ChangedScopes:
-        """Return the ids of the scopes in which VMs started or stopped polling within `age_s` + 5 seconds.
-
-        Both are real time; the 5 seconds are PAGE_LAG_S. Returns None, which means any scope, if the monitor does not
-        remember all of them. Drops nothing: `take_changes` still returns them.
-        """
+        """Return the ids of the scopes in which VMs started or stopped polling within `age_s` + 5 seconds."""
         since = _loop_time() - age_s - PAGE_LAG_S
         if since <= self._complete_since:
             return None

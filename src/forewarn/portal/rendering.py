@@ -70,19 +70,11 @@ def _template_environment() -> Environment:
 
 
 def render_template(template: str, **values: Any) -> str:
-    """Return the rendered text of a template of the portal, which sees `values` as its variables.
-
-    `template` is the name of its file. Values are escaped as HTML. Raises jinja2's UndefinedError if the template uses
-    a variable that is not defined.
-    """
+    """Return the rendered text of a template of the portal, which sees `values` as its variables."""
     return _template_environment().get_template(template).render(**values)
 
 
 def _time_element(at: float | None, near: float | None = None) -> Markup:
-    """A `<time>` element with the time of day in UTC, for POSIX seconds; "—" for None.
-
-    It shows day and month too if `near`, also POSIX seconds, is given and on another day.
-    """
     if at is None:
         return NO_VALUE
     when = datetime.fromtimestamp(at, UTC)
@@ -101,18 +93,12 @@ def _clock_element(at: float) -> Markup:
 
 
 def _countdown_element(until: float, now: float, before: str = "", zero: str = "") -> Markup:
-    """The time that is left until an instant, such as `14 min 59 s`; detail.js counts it down.
-
-    `before` is a word in front of it, such as `in`; `zero` is shown in place of both when no time is left.
-    """
+    """The time that is left until an instant, such as `14 min 59 s`; detail.js counts it down."""
     return _running_duration("countdown", until, until - now, before, zero)
 
 
 def _elapsed_element(since: float, now: float, before: str = "", zero: str = "") -> Markup:
-    """The time that has passed since an instant, such as `2 min 5 s`; detail.js counts it up.
-
-    `before` is a word in front of it, such as `for`; `zero` is shown in place of both while it is 0.
-    """
+    """The time that has passed since an instant, such as `2 min 5 s`; detail.js counts it up."""
     return _running_duration("elapsed", since, now - since, before, zero)
 
 
@@ -137,10 +123,6 @@ def format_utc(at: float) -> str:
 
 
 def _format_range(since: float, until: float) -> str:
-    """Two times, given in POSIX seconds, such as `2026-01-05 12:00:00 to 13:00:00 UTC`.
-
-    The second one has a date only if it is on another day.
-    """
     first, last = (datetime.fromtimestamp(at, UTC) for at in (since, until))
     end = f"{last:%H:%M:%S}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M:%S}"
     return f"{first:%Y-%m-%d %H:%M:%S} to {end} UTC"
@@ -199,14 +181,7 @@ def page_response(
     status: int = 200,
     **values: Any,
 ) -> Response:
-    """Return a page for a signed-in user, with header, lab clock and CSRF token, as an HTML response.
-
-    `template` is the name of its file; it sees `values` as variables, and `navigation` (the pages of the header), `who`
-    (the user's name), `token` (CSRF), `path` and `query` (of the request), `now`, `speed` and `lab` (of the lab clock),
-    `hypervisor` (in words), `hold` (on all rollouts, or None), `seq` (the last history entry that the page surely
-    includes), and `may(right, over)`, which says whether the user has a right over a resource id, by default the root.
-    `status` is the HTTP status.
-    """
+    """Return a page for a signed-in user, with header, lab clock and CSRF token, as an HTML response."""
     now, speed, is_lab = context.control.lab_clock.status()
 
     def may(right: str, over: str = ROOT_RESOURCE) -> bool:
@@ -232,10 +207,7 @@ def page_response(
 
 
 def render_hold(context: RequestContext) -> str:
-    """Return the banner of every page about the hold on all rollouts, for the user of `context`, as HTML.
-
-    The banner is empty and hidden if there is no hold. A user who may lift the hold gets a link to the form.
-    """
+    """Return the banner of every page about the hold on all rollouts, for the user of `context`, as HTML."""
     return render_template(
         "hold.html",
         hold=context.control.rollouts.hold,
@@ -245,10 +217,7 @@ def render_hold(context: RequestContext) -> str:
 
 
 def public_page_response(template: str, *, status: int = 200, **values: Any) -> Response:
-    """Return a page for users who are not signed in, such as the sign-in form, as an HTML response.
-
-    `template` is the name of its file, which sees `values` as variables; `status` is the HTTP status.
-    """
+    """Return a page for users who are not signed in, such as the sign-in form, as an HTML response."""
     return Response(render_template(template, **values), status_code=status, media_type=_HTML_MEDIA_TYPE)
 
 
@@ -257,11 +226,7 @@ async def run_page_request(
     authenticate: PageAuthenticator,
     answer: Callable[[PortalContext, CurrentSession], Awaitable[Response]],
 ) -> Response:
-    """Return the response of `answer` to a signed-in user; redirect others to sign in. Does not raise.
-
-    `answer` gets the context and session that `authenticate` returns. An error of either becomes a page with its
-    status; an unexpected one is logged.
-    """
+    """Return the response of `answer` to a signed-in user; redirect others to sign in. Does not raise."""
 
     async def handle(caller: tuple[PortalContext, CurrentSession]) -> Response:
         return await answer(*caller)
@@ -275,21 +240,12 @@ async def run_page_request(
 def _error_page_response(
     error: Exception, context: RequestContext, session: CurrentSession, request: Request
 ) -> Response:
-    """A page for a signed-in user that says what went wrong and what to do, with the status of the error.
-
-    An unexpected error, one that is not a ForewarnError, is logged and has status 500.
-    """
     status, sentence = status_and_message(error, Surface.PORTAL)
     title = _ERROR_TITLES.get(status, "Not done")
     return page_response("error.html", context, session, request, status=status, title=title, sentence=sentence)
 
 
 def _sign_in_redirect(error: Exception, request: Request) -> Response:
-    """The answer to a request that could not be authenticated because of `error`.
-
-    For Unauthenticated a redirect to the sign-in page, which leads back to the requested page; for other errors a page
-    that says what went wrong, with the status of the error.
-    """
     if isinstance(error, Unauthenticated):
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"{SIGN_IN_PATH}?{urlencode({'to': target})}", status_code=303)

@@ -73,22 +73,14 @@ class RequestTimeline(BaseView, frozen=True, kw_only=True):
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per event of `lanes`.
-
-        Columns are event, kind, scope, vms (names separated by blanks), state, published_at, not_before, started_at,
-        over_at and waits_for. Times are lab time in ISO 8601. The file does not say that events are left out (`more`).
-        """
+        """Return the CSV export: one row per event of `lanes`."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
 
 def request_timeline(
     context: RequestContext, events: Sequence[Event], *, page: int = 1, size: int = EVENTS_PER_PAGE
 ) -> RequestTimeline:
-    """Return one page of the timeline of these events: `size` of those that the user may see.
-
-    Live events come first, then past ones, each newest first; pages count from 1. Raises UnknownFilter for a page after
-    the last one.
-    """
+    """Return one page of the timeline of these events: `size` of those that the user may see."""
     visible = [event for event in events if context.can_see_scope(event.scope_id)]
     ordered = sorted(visible, key=lambda event: (event.is_live, event.published_at, event.seq), reverse=True)
     views = ViewBuilder(context)
@@ -127,11 +119,7 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> tuple[str, ...]:
-        """What the request's events wait for, in their order; equal waits are counted in one text.
-
-        A wait of one event begins with the event: `Reboot of web-0: an approval`. A wait of several begins with their
-        number: `20 events: an approval`.
-        """
+        """What the request's events wait for, in their order; equal waits are counted in one text."""
         counts = Counter(wait.partition(": ")[2] for wait in self.standing.waits_for)
         first = {wait.partition(": ")[2]: wait for wait in reversed(self.standing.waits_for)}
         return tuple(first[text] if count == 1 else f"{count} events: {text}" for text, count in counts.items())
@@ -142,26 +130,16 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
         return self.standing.state != RequestState.IN_PROGRESS
 
     def svg(self) -> str:
-        """Return the text of the SVG export: the events of `course` over time, and how many are left out.
-
-        An export has up to 100 events: live ones, then past ones, each newest first.
-        """
+        """Return the text of the SVG export: the events of `course` over time, and how many are left out."""
         return self.course.svg()
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per event of `course`, at most 100.
-
-        Columns are event, kind, scope, vms, state, published_at, not_before, started_at, over_at and waits_for. Times
-        are lab time in ISO 8601. The file does not say that events are left out.
-        """
+        """Return the CSV export: one row per event of `course`, at most 100."""
         return self.course.table()
 
 
 def request_page_path(context: RequestContext, request_id: str) -> str:
-    """Return the path of the page of a request, or of the rollout if it is one.
-
-    Returns "" if there is no such request, or the user may not see it.
-    """
+    """Return the path of the page of a request, or of the rollout if it is one."""
     request = context.store.request(request_id)
     if request is None or not context.visibility.can_see_request(request):
         return ""
@@ -169,12 +147,7 @@ def request_page_path(context: RequestContext, request_id: str) -> str:
 
 
 async def show_request_page(context: RequestContext, call: HandlerCall, query: RequestPageQuery) -> RequestPage:
-    """Show a request, which may be a rollout, with its state and its events over time.
-
-    The path parameter `id` is the request's full id, ignoring letter case. If a form led here, `query` names it, and
-    the page shows its message. First stores the polls and deliveries observed so far. Raises NotFound (also if the user
-    may not see the request), or UnknownFilter for a page of events after the last one.
-    """
+    """Show a request, which may be a rollout, with its state and its events over time."""
     await context.dependencies.flush_observations()
     request = context.find_request(call.path_params["id"])
     events = request_events(context, request)

@@ -100,11 +100,7 @@ def _rollout_body(context: RequestContext, values: FormValues) -> dict[str, Any]
 
 
 def window_members(values: FormValues) -> dict[str, list[str]]:
-    """Return the members `windows` and `blackouts` of a request body, from the texts of a form.
-
-    Each is the list of the texts between the semicolons, stripped, without empty ones; a member whose field is empty is
-    left out. Does not check what the texts mean.
-    """
+    """Return the members `windows` and `blackouts` of a request body, from the texts of a form."""
     return {
         field.name: [part.strip() for part in text.split(";") if part.strip()]
         for field in (WINDOWS_FIELD, BLACKOUTS_FIELD)

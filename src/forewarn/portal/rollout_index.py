@@ -70,12 +70,7 @@ class RolloutTracker:
 
     @property
     def tally(self) -> RolloutTally:
-        """The progress of the rollout in VMs, each counted once.
-
-        A VM counts by its newest event of the rollout, or by what another rollout does to it in place of this one. VMs
-        without an event are waiting, as are those whose event a health check withdrew; once the rollout has completed,
-        VMs without an event do not count. The tally may lag behind until all VMs were read.
-        """
+        """The progress of the rollout in VMs, each counted once."""
         # VMs that it would cover, and that came after it completed, are not part of it.
         left_out = self._counts[_NO_EVENT] if self.rollout.progress is RolloutState.COMPLETED else 0
         # A health check has withdrawn the events of those that count as "waiting" already.
@@ -86,13 +81,7 @@ class RolloutTracker:
         return {name: self._counts[name] for name in RolloutTally.__struct_fields__ if name not in ("total", "waiting")}
 
     def stalled_s(self, now: float) -> float | None:
-        """Return the seconds of lab time for which a stalled rollout made no progress; None if not stalled.
-
-        `now` is lab time. Only a running rollout stalls: when progress is overdue by more than 300 s (STALL_S).
-        Progress is due when the last notice of its events has ended, plus the usual time of an act while some are under
-        way, or when its wave has settled; else at once. While another rollout works on one of its VMs, or plans to, it
-        has not stalled.
-        """
+        """Return the seconds of lab time for which a stalled rollout made no progress; None if not stalled."""
         if self.rollout.progress is not RolloutState.RUNNING or self._awaited:
             return None
         due_at = max(self._changed_at, self._last_not_before if self._counts["scheduled"] else 0.0)
@@ -109,10 +98,7 @@ class RolloutTracker:
         return float(known_s) if known_s >= 0 else _UNKNOWN_ACT_S
 
     def on_vm(self, vm: Vm) -> None:
-        """Count a VM that was added, changed, moved or removed. Only the RolloutIndex calls it.
-
-        The VM counts as waiting while it is present, the rollout covers it, and no event of a rollout serves it.
-        """
+        """Count a VM that was added, changed, moved or removed. Only the RolloutIndex calls it."""
         before = self._covered.pop(vm.key, None)
         is_target = vm.host in self._hosts if self._hosts else covers_vm(self.rollout, vm)
         if vm.removed_at is None and is_target:
@@ -122,11 +108,7 @@ class RolloutTracker:
         self.recount((vm.scope_id, vm.name))
 
     def recount(self, name: VmInScope) -> None:
-        """Count a VM again, by what the events of all rollouts now do to it. Only the RolloutIndex calls it.
-
-        `name` is (scope id, VM name). The VM counts in one field of the tally, or in none if the rollout neither covers
-        it nor has had an event for it.
-        """
+        """Count a VM again, by what the events of all rollouts now do to it. Only the RolloutIndex calls it."""
         key = vm_key_in_scope(*name)
         vm = self._covered.get(key)
         if vm is not None and (vm.scope_id, vm.name) != name:
@@ -146,10 +128,7 @@ class RolloutTracker:
             self._counts[state] += 1
 
     def on_event(self, event: Event) -> None:
-        """Count the VMs of an event of the rollout that was published or changed. Only the index calls it.
-
-        It may be called again with the same event.
-        """
+        """Count the VMs of an event of the rollout that was published or changed. Only the index calls it."""
         handled = handled_vms(self.rollout, (event,), ())
         for name, state in rollout_vm_states(event):
             vm = (event.scope_id, name)
@@ -194,11 +173,7 @@ class RolloutIndex:
         self._counting: set[asyncio.Task[None]] = set()  # the VMs of rollouts that have just started
 
     async def build(self) -> None:
-        """Read the open rollouts with their VMs and events, and recent rollouts that stopped, from the store.
-
-        Recent rollouts are among the 500 newest requests. Lets other tasks run in between. Raises Unavailable if the
-        store cannot be read.
-        """
+        """Read the open rollouts with their VMs and events, and recent rollouts that stopped, from the store."""
         open_requests = self._store.requests(open_only=True)
         await self._read_serving_events(open_requests)
         for request in open_requests:
@@ -207,10 +182,7 @@ class RolloutIndex:
             self._note_stop(request, self._stop_time(request))
 
     async def _read_serving_events(self, open_requests: list[MaintenanceRequest]) -> None:
-        """Reads the events of the open rollouts, and of those closed since the oldest of these was requested.
-
-        Of closed ones, only the newest requests are searched.
-        """
+        """Reads the events of the open rollouts, and of those closed since the oldest of these was requested."""
         rollouts = [request for request in open_requests if request.rollout is not None]
         oldest = min((request.at for request in rollouts), default=math.inf)
         open_ids = {request.id for request in rollouts}
@@ -255,11 +227,7 @@ class RolloutIndex:
             log.warning("the overview does not count all VMs of rollout %s: %s", tracker.request.id, error)
 
     def on_commit(self, commit: Commit, now: float) -> None:
-        """Take in a commit: new, changed and closed rollouts, their events and VMs; `now` is lab time.
-
-        The VMs of a new rollout are counted in a task that this starts, so call it on the event loop. If that task
-        cannot read the store, it only logs that, and VMs of the rollout are missing in its tally.
-        """
+        """Take in a commit: new, changed and closed rollouts, their events and VMs; `now` is lab time."""
         for request in commit.requests:
             self._on_request(request, now)
         if not self._trackers:
@@ -317,11 +285,7 @@ class RolloutIndex:
         return list(self._trackers.values())
 
     def stopped_since(self, since: float) -> Iterator[StoppedRollout]:
-        """Yield the rollouts that stopped by themselves at or after lab time `since`.
-
-        Those that were read by `build` come first, in the order of their requests, then those that stopped later. A
-        rollout whose target has a newer rollout is left out. At most the last 20 are known; none before `build`.
-        """
+        """Yield the rollouts that stopped by themselves at or after lab time `since`."""
         return (stopped for stopped in self._stopped.values() if stopped.at >= since)
 
 

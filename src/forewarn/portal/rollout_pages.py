@@ -71,10 +71,7 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
 
     @property
     def target_text(self) -> str:
-        """What the rollout covers: names of hosts, or words.
-
-        It names all of up to four hosts, else the first three and `and 4 more`.
-        """
+        """What the rollout covers: names of hosts, or words."""
         hosts = self.rollout.hosts
         if not hosts:
             return self.rollout.title_of_scope
@@ -82,10 +79,7 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
 
     @property
     def progress_text(self) -> str:
-        """The rollout's progress in VMs, such as `12 of 40 done, 4 started, 24 waiting`, without empty parts.
-
-        Once the rollout is closed, VMs that still wait are called `never started`.
-        """
+        """The rollout's progress in VMs, such as `12 of 40 done, 4 started, 24 waiting`, without empty parts."""
         tally = self.rollout.tally
         rest = [f"{part.count} {_part_text(part.name, self.rollout)}" for part in self.parts if part.name != "done"]
         return ", ".join([f"{tally.done} of {tally.total} done", *rest])
@@ -98,12 +92,7 @@ class RolloutsPage(BaseView, frozen=True, kw_only=True):
     sees_all: bool  # whether the user may see everything; if not, the list is empty
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per rollout of `rollouts`.
-
-        Columns are rollout (its id), impact, over (its target in words), progress, asked_by, asked_at (lab time in
-        POSIX seconds), total (VMs) and the counts of VMs named in PROGRESS_PARTS: done, failed, withdrawn, not_needed,
-        started, scheduled and waiting.
-        """
+        """Return the CSV export: one row per rollout of `rollouts`."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.rollouts])
 
 
@@ -184,19 +173,12 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
         return self.course.svg()
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per event of `course`, at most 100.
-
-        Columns are event, kind, scope, vms, state, published_at, not_before, started_at, over_at and waits_for. Times
-        are lab time in ISO 8601. The file does not say that events are left out.
-        """
+        """Return the CSV export: one row per event of `course`, at most 100."""
         return self.course.table()
 
 
 async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> RolloutsPage:
-    """Show all open rollouts and then recent ones, each newest first, at most 200 together.
-
-    Recent ones are among the 10,000 newest requests. Shows none to users who may not see everything.
-    """
+    """Show all open rollouts and then recent ones, each newest first, at most 200 together."""
     if not context.can_see_everything():
         return RolloutsPage(rollouts=(), sees_all=False)
     newest = sorted(read_rollouts(context), key=lambda rollout: (not rollout.closed, rollout.at), reverse=True)
@@ -204,13 +186,7 @@ async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> Roll
 
 
 async def show_rollout_page(context: RequestContext, call: HandlerCall, query: RolloutPageQuery) -> RolloutPage:
-    """Show one rollout: its batches and waves, its scopes, its health checks, and the events of a batch.
-
-    The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. `query` names the form
-    that led here, if any, whose message the page then shows, and the batch. First stores the polls and deliveries
-    observed so far. Raises NotFound (also for users who may not see everything), Refused if several rollouts match, and
-    UnknownFilter for a batch or a page of events after the last one.
-    """
+    """Show one rollout: its batches and waves, its scopes, its health checks, and the events of a batch."""
     await context.dependencies.flush_observations()
     request = context.find_rollout(call.path_params["id"])
     assert request.rollout is not None
@@ -248,10 +224,7 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: R
 
 
 def _events_by_batch(events: Sequence[Event]) -> list[list[Event]]:
-    """The events that were published together, in order of publication.
-
-    On a running clock the events of one batch are published one after another, each within a moment of the one before.
-    """
+    """The events that were published together, in order of publication."""
     batches: list[list[Event]] = []
     for event in sorted(events, key=lambda event: event.published_at):
         if not batches or event.published_at - batches[-1][-1].published_at > _SAME_BATCH_S:

@@ -74,9 +74,8 @@ from forewarn.web.routing import (
 class PageRoute:
     """One page of the portal: its path, its handler and template, and the right that it needs.
 
-    The handler returns a msgspec struct, which the template receives as `page`. The query `?as=json` exports the struct
-    unchanged, `?as=csv` its `table()` and `?as=svg` its `svg()`, if it has these methods. Unless the query has page,
-    before, after or limit, the handler is asked for whole lists (`for_export` of the call).
+    The handler returns a msgspec struct, which the template receives as `page`. Unless the query has page, before,
+    after or limit, an export asks the handler for whole lists (`for_export` of the call).
     """
 
     path: str  # below /portal, in starlette's syntax
@@ -87,10 +86,7 @@ class PageRoute:
 
     @property
     def signature(self) -> HandlerSignature:
-        """What the page's handler declares by its annotations: the struct of its query, and what it returns.
-
-        Raises TypeError if its parameters are not those of a handler, KeyError if it declares no return type.
-        """
+        """What the page's handler declares by its annotations: the struct of its query, and what it returns."""
         return handler_signature(self.handler)
 
 
@@ -134,10 +130,8 @@ def portal_routes(
 ) -> list[BaseRoute]:
     """Return the routes under /portal that need a signed-in user, and the redirect from / to them.
 
-    `directory` covers the whole fleet, `authenticate_session` resolves the session of a request; `api_routes` are the
-    API's routes, which forms call. All routes share one fleet overview, which the first request builds, one event index
-    and one hub of live updates. At most two exports run at once; others wait. Static files need no sign-in. The last
-    route answers every other path under /portal with 404, so sign-in routes (`sign_in`) must come before these.
+    All routes share one fleet overview, one event index and one hub of live updates. The last route answers every other
+    path under /portal with 404, so sign-in routes must come before these.
     """
     export_slots = asyncio.Semaphore(_MAX_CONCURRENT_EXPORTS)
     overview = FleetOverview(dependencies.control.store, dependencies.control.placement, directory)

@@ -87,22 +87,13 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
         return resource_group_of_scope(self.id).partition("/")[2]
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per VM of `vms`; the columns are the fields of ScopeMemberView.
-
-        Times are lab time, in POSIX seconds.
-        """
+        """Return the CSV export: one row per VM of `vms`; the columns are the fields of ScopeMemberView."""
         columns = ScopeMemberView.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 
 
 async def show_scope_page(context: PortalContext, call: HandlerCall, query: PageQuery) -> ScopePage:
-    """Show one scope: its VMs with their polls, its events, and the document that its VMs receive.
-
-    The path parameter `id` is the scope's id, the name of its set or service, or the name of a VM of it, ignoring
-    letter case. VMs are 15 per page; an export has all. First stores the polls observed so far. Raises NotFound (also
-    if the user may see no VM of the scope), Refused if several match, or UnknownFilter for a page of VMs after the last
-    one.
-    """
+    """Show one scope: its VMs with their polls, its events, and the document that its VMs receive."""
     await context.dependencies.flush_observations()
     scope = context.find_scope(call.path_params["id"])
     polls = {last_poll.vm: last_poll for last_poll in context.store.last_polls(scope_id=scope.id)}

@@ -29,10 +29,8 @@ class _Work(NamedTuple):
 class ServingEvents:
     """The published and planned events of rollouts, to find VMs that one rollout serves for another.
 
-    A rollout serves a VM for another rollout if it does the same work on the VM, on the same host, since the other one
-    was requested: then the other need not do it. It knows the rollouts that are open, or that closed since the oldest
-    open one was requested; a RolloutIndex passes them in. Pass every rollout's request to `on_request` before its
-    events. Events of other requests are ignored.
+    It knows the rollouts that are open, or that closed since the oldest open one was requested. Pass every rollout's
+    request to `on_request` before its events.
     """
 
     def __init__(self) -> None:
@@ -55,10 +53,7 @@ class ServingEvents:
         self._requests[request.id] = request
 
     def forget_old(self) -> None:
-        """Forget the rollouts that closed before the oldest open one was requested, with their events.
-
-        Call it when a rollout has closed.
-        """
+        """Forget the rollouts that closed before the oldest open one was requested, with their events."""
         oldest = min((request.at for request in self._requests.values() if request.is_open), default=math.inf)
         for request_id in [id_ for id_, request in self._requests.items() if _closed_before(request, oldest)]:
             del self._requests[request_id], self._numbers[request_id]
@@ -69,9 +64,7 @@ class ServingEvents:
     def on_event(self, event: Event) -> Iterator[VmInScope]:
         """Take in an event that was published or changed, and yield its VMs; none if its rollout is unknown.
 
-        A VM is (scope id, name). A VM whose act failed, was not needed or was withdrawn counts as not served by the
-        event. An event with another cause than its rollout is passed over. This is a generator: only what is iterated
-        over is taken in.
+        This is a generator: only what is iterated over is taken in.
         """
         request = self._requests.get(event.request_id)
         if request is None or request.rollout is None or request.rollout.cause is not event.cause:
@@ -88,9 +81,8 @@ class ServingEvents:
     def on_planned(self, planned: Iterable[PlannedEvent], unplanned: Iterable[str] = ()) -> Iterator[VmInScope]:
         """Take in planned events, and ids of those that were published or dropped, and yield their VMs.
 
-        A VM is (scope id, name). `unplanned` are the ids, which are taken first. Planned events that are not of a known
-        rollout are passed over. Call it before `on_event` for the events of the same commit. This is a generator: only
-        what is iterated over is taken in.
+        Call it before `on_event` for the events of the same commit. This is a generator: only what is iterated over is
+        taken in.
         """
         for event_id in unplanned:
             for vm in self._planned.pop(event_id, ()):
@@ -116,22 +108,14 @@ class ServingEvents:
             self._work.pop(vm, None)
 
     def state_for(self, request: MaintenanceRequest, vm: VmInScope, host: str) -> str:
-        """Return the field of RolloutTally that counts a VM, on this host, which another rollout serves.
-
-        The field is scheduled, started or done; "" if no other rollout serves the VM. If several do, planned events win
-        over published ones, and then the rollout that was taken in last. `request` is the request of the rollout that
-        covers the VM, and has no event for it; `vm` is (scope id, name).
-        """
+        """Return the field of RolloutTally that counts a VM, on this host, which another rollout serves."""
         serving = [work for work in self._work.get(vm, {}).values() if self._serves(work, request, host)]
         # As `shared_work` has it: the last event of the newest rollout counts, and planned ones before all.
         serving.sort(key=lambda work: (work.is_planned, self._numbers[work.request_id]))
         return serving[-1].state if serving else ""
 
     def _serves(self, work: _Work, request: MaintenanceRequest, host: str) -> bool:
-        """Return whether `may_share_work` holds, and the work is on this host and not over before the request.
-
-        That both rollouts cover this host needs no check here.
-        """
+        """Return whether `may_share_work` holds, and the work is on this host and not over before the request."""
         other = self._requests.get(work.request_id)
         if other is None or other.rollout is None or request.rollout is None or other.id == request.id:
             return False

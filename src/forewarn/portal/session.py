@@ -30,8 +30,7 @@ _TENANT_ID_LENGTH = 8
 class ServiceCookie:
     """A cookie of this service: HttpOnly and SameSite=Strict; over TLS also Secure and bound to this host.
 
-    Its name is `name`, a dash and the first eight characters of the tenant id, so that two services on one machine do
-    not overwrite each other's cookies; over TLS it begins with `__Host-`. `max_age_s` is how long browsers keep it.
+    Its name has a part of the tenant id, so that two services on one machine do not overwrite each other's cookies.
     """
 
     def __init__(self, name: str, tenant_id: str, *, max_age_s: int) -> None:
@@ -43,17 +42,11 @@ class ServiceCookie:
         return request.cookies.get(self._name_for(request), "")
 
     def write(self, request: Request, response: Response, text: str) -> None:
-        """Add the cookie with the value `text` to `response`, for `max_age_s` seconds.
-
-        `request` says whether the connection is TLS, on which the cookie's name and attributes depend.
-        """
+        """Add the cookie with the value `text` to `response`, for `max_age_s` seconds."""
         self._set_cookie(request, response, text, self._max_age_s)
 
     def clear(self, request: Request, response: Response) -> None:
-        """Add a header to `response` that makes the browser delete this cookie.
-
-        `request` says whether the connection is TLS, on which the cookie's name depends.
-        """
+        """Add a header to `response` that makes the browser delete this cookie."""
         self._set_cookie(request, response, "", 0)
 
     def _set_cookie(self, request: Request, response: Response, text: str, max_age_s: int) -> None:
@@ -83,9 +76,7 @@ _SIGNED_OUT_MESSAGE = "this session was signed out: sign in again"
 class SessionManager:
     """Starts, resolves and ends portal sessions, which are signed cookies, valid for 12 hours (real time).
 
-    Only ended sessions are stored; the constructor reads them from the store. Each request resolves the user's rights
-    anew, so that a revocation counts at once. `sign_in` says whether users sign in here or at an external issuer;
-    `sessions` signs and verifies the cookies.
+    Only ended sessions are stored. Each request resolves the user's rights anew, so that a revocation counts at once.
     """
 
     def __init__(self, *, dependencies: Dependencies, sign_in: TokenService, sessions: SessionIssuer) -> None:
@@ -99,11 +90,7 @@ class SessionManager:
         self._ended_sessions_lock = asyncio.Lock()
 
     async def authenticate(self, request: Request) -> CurrentSession:
-        """Return the session of a request, with the user's current rights; `history_seq` is not set.
-
-        Raises Unauthenticated if there is no session, if it is forged, expired or ended, if the user was removed or has
-        another secret now, or if users sign in at another issuer now.
-        """
+        """Return the session of a request, with the user's current rights; `history_seq` is not set."""
         text = self._cookie.read(request)
         session = self._read_session(text)
         return CurrentSession(
@@ -113,11 +100,7 @@ class SessionManager:
     def start_session(
         self, request: Request, response: Response, claims: Claims, *, issuer: str = "", is_owner: bool = False
     ) -> None:
-        """Sign a user in for 12 hours: add the session cookie to `response`. Stores nothing.
-
-        `claims` are verified already. `issuer` is the OpenID Connect issuer that signed the user in, "" for this
-        service. `is_owner` is for the owner of the service. Raises Unauthenticated if the user may no longer sign in.
-        """
+        """Sign a user in for 12 hours: add the session cookie to `response`. Stores nothing."""
         text = self._sessions.issue(claims, self.dependencies.real_time(), issuer=issuer, is_owner=is_owner)
         self._principal_of(self._read_session(text))
         self._cookie.write(request, response, text)
@@ -125,8 +108,7 @@ class SessionManager:
     async def end_session(self, request: Request, response: Response) -> None:
         """Sign out: clear the cookie, and store that the session ended, so that a copy of it is worthless.
 
-        Other sessions of the user go on. Raises Unauthenticated if the request has no valid session, Unavailable if the
-        end cannot be stored: then this session also goes on.
+        If the end cannot be stored, this session goes on.
         """
         session = self._read_session(self._cookie.read(request))
         async with self._ended_sessions_lock:
@@ -136,10 +118,9 @@ class SessionManager:
         self.clear_cookie(request, response)
 
     def clear_cookie(self, request: Request, response: Response) -> None:
-        """Add a header to `response` that makes the browser delete the session cookie.
+        """Make the browser delete the session cookie.
 
-        `request` says whether the connection is TLS, on which the cookie's name depends. Does not end the session: a
-        copy of the cookie stays valid until it expires; see `end_session`.
+        Does not end the session: a copy of the cookie stays valid until it expires; see `end_session`.
         """
         self._cookie.clear(request, response)
 

@@ -37,11 +37,6 @@ SignInEndpoint = Callable[[Request], Awaitable[Response]]
 
 
 def _with_error_page(handle: SignInEndpoint) -> SignInEndpoint:
-    """Wraps an endpoint so that an error becomes a page that says why the user is not signed in.
-
-    The page has the status of the error; if the browser has gone, the response is an empty 400.
-    """
-
     async def endpoint(request: Request) -> Response:
         try:
             return await handle(request)
@@ -54,10 +49,6 @@ def _with_error_page(handle: SignInEndpoint) -> SignInEndpoint:
 
 
 def _sign_in_error_page(error: Exception) -> Response:
-    """A public page that says why the user is not signed in, with the HTTP status of the error.
-
-    An unexpected error is logged and has status 500.
-    """
     status, sentence = status_and_message(error, Surface.PORTAL)
     return public_page_response("public.html", status=status, title="Not signed in", sentence=sentence)
 
@@ -82,12 +73,7 @@ _FLOW_EXPIRED_MESSAGE = "this sign-in was started in another browser, or more th
 
 
 def _oidc_routes(sessions: SessionManager, code_flow: AuthorizationCodeFlow) -> list[BaseRoute]:
-    """The routes of a sign-in at an OpenID Connect issuer: start, callback and finish.
-
-    Start redirects to the issuer, which sends the browser to callback; finish redeems the code, starts the session and
-    redirects to the page that the user wanted. A cookie ties them to one browser for ten minutes. The redirect URI to
-    register at the issuer ends with OIDC_CALLBACK_PATH.
-    """
+    """The routes of a sign-in at an OpenID Connect issuer; a cookie ties start, callback and finish to one browser."""
     cookie = ServiceCookie("forewarn-flow", sessions.sign_in.tenant_id, max_age_s=_FLOW_LIFETIME_S)
     issuer = code_flow.issuer.url
 
@@ -169,12 +155,7 @@ _PREFETCH_MESSAGE = "your browser only prefetched this sign-in link: open it you
 def sign_in_routes(
     sessions: SessionManager, links: SignInLinks, code_flow: AuthorizationCodeFlow | None = None
 ) -> list[BaseRoute]:
-    """Return the routes that need no session: sign-in by secret, link or OpenID Connect, and sign-out.
-
-    `code_flow` adds the sign-in at an OpenID Connect issuer; None leaves it out. A service with an external issuer
-    refuses secrets, and one-time links of anyone but its owner. A prefetch does not use up a link. A wrong secret shows
-    the form again, with 401; other errors are pages. Signing out without a session only clears the cookie.
-    """
+    """Return the routes that need no session: sign-in by secret, link or OpenID Connect, and sign-out."""
     form = partial(_sign_in_form, sessions, code_flow is not None)
 
     async def show(request: Request) -> Response:
@@ -241,10 +222,6 @@ def _sign_in_form(sessions: SessionManager, has_code_flow: bool, *, status: int 
 
 
 async def _read_form_fields(request: Request) -> dict[str, str]:
-    """Reads the fields of a submitted form: the last value of each, by name, empty ones included.
-
-    Raises Rejected if the body is no form or longer than MAX_FORM_BYTES, and ClientDisconnect.
-    """
     body = await read_limited_body(request, MAX_FORM_BYTES)
     if body is None:
         raise Rejected(f"the form is larger than {MAX_FORM_BYTES} bytes: shorten it")

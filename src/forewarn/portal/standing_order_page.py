@@ -33,10 +33,7 @@ class StandingOrderPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def progress_text(self) -> str:
-        """How far the standing order is, such as `3 of 6 hosts visited in time, 1 late, 2 visits under way`.
-
-        Late hosts and visits under way are left out if there are none.
-        """
+        """How far the standing order is, such as `3 of 6 hosts visited in time, 1 late, 2 visits under way`."""
         order = self.order
         parts = [
             f"{order.visited} of {order.total} host{'' if order.total == 1 else 's'} visited in time",
@@ -54,12 +51,7 @@ class StandingOrderPage(BaseView, frozen=True, kw_only=True):
 async def show_standing_order_page(
     context: RequestContext, call: HandlerCall, query: StandingOrderPageQuery
 ) -> StandingOrderPage:
-    """Show the standing order and a page of its hosts, 20 per page, those that wait longest first.
-
-    At most 1,000 hosts are shown, sorted by when they are late. Without an order, the page has none. If a form led
-    here, `query` names it, and the page shows its message. Does not check what the user may see: the route demands the
-    right to read everything. Raises UnknownFilter for a page after the last one.
-    """
+    """Show the standing order and a page of its hosts, 20 per page, those that wait longest first."""
     view = read_standing_order(context)
     hosts, pages = (view.hosts, 1) if call.for_export else items_on_page(view.hosts, query.page, _HOSTS_PER_PAGE)
     return StandingOrderPage(

@@ -24,12 +24,7 @@ from forewarn.explain.vm_state import VmState
 
 
 class StateFamily(StrEnum):
-    """The kinds of things that have a state. The value is the CSS class of an element that shows one.
-
-    VM, EVENT, HOST (its health), ROLLOUT, REQUEST, PROGRESS (of a VM or batch in a rollout), POLLING (whether a VM
-    polls), DELIVERY (whether a VM knows of an event), NODE (of a cluster), CHECK (the outcome of a health check), VISIT
-    (of a host by the standing order) and ENTRY (the kind of a history entry).
-    """
+    """The kinds of things that have a state. The value is the CSS class of an element that shows one."""
 
     VM = "state"
     EVENT = "event-state"
@@ -183,11 +178,7 @@ class _EventFacts(Protocol):
 
 
 def event_state(event: _EventFacts) -> str:
-    """Return the state of an event as pages show it: how it ended, else started, approved or scheduled.
-
-    `event` is an Event or an EventView. The endings are finished, failed, withdrawn and not needed. The result is a key
-    of STATES[StateFamily.EVENT].
-    """
+    """Return the state of an event as pages show it: how it ended, else started, approved or scheduled."""
     if event.ending is not None:
         return str(event.ending)
     if event.started_at is not None:
@@ -196,11 +187,7 @@ def event_state(event: _EventFacts) -> str:
 
 
 def state_label(value: str, family: str = "vm") -> str:
-    """Return what pages call a state, such as `event scheduled` for the VM state `noticed`.
-
-    An unknown `value` is its own label. `family` is the name of a StateFamily, ignoring letter case, by default `vm`;
-    raises KeyError for an unknown one.
-    """
+    """Return what pages call a state, such as `event scheduled` for the VM state `noticed`."""
     return _look(value, family).label
 
 
@@ -210,12 +197,7 @@ def state_class(value: str) -> str:
 
 
 def state_element(value: str, family: str, *, key: str = "", text: str = "") -> Markup:
-    """Return the HTML element that shows a state; its symbol and colour come from `state_stylesheet`.
-
-    `family` is the name of a StateFamily, ignoring letter case; an unknown one raises KeyError. An unknown `value` is
-    its own label. `key` is the key of the VM whose state it is, so that scripts keep it up to date; with "" they leave
-    it alone. `text` replaces the label where a sentence says more. All texts are escaped.
-    """
+    """Return the HTML element that shows a state; its symbol and colour come from `state_stylesheet`."""
     vm = Markup(' data-vm="{}"').format(key) if key else ""
     css = f"{StateFamily[family.upper()].value} {state_class(value)}"
     return Markup('<span class="{}"{}>{}</span>').format(css, vm, text or _look(value, family).label)
@@ -228,10 +210,7 @@ def vm_state_labels() -> dict[str, str]:
 
 @cache
 def state_stylesheet() -> str:
-    """Return the CSS of all states: the colour and the symbol of each, for elements and for cells of VMs.
-
-    Screen readers do not read the symbols: the label beside each one says the same. The text is built once.
-    """
+    """Return the CSS of all states: the colour and the symbol of each, for elements and for cells of VMs."""
     rules = [
         rule
         for family, looks in STATES.items()

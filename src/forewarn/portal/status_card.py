@@ -42,11 +42,7 @@ class EventStatusCard(BaseView, frozen=True, kw_only=True):
 
 
 def may_approve_event(context: RequestContext, event: Event) -> bool:
-    """Return whether an event awaits approval, and the user has the right to approve it over each VM.
-
-    An event awaits approval if it is scheduled and not approved; a recommendation, which has no impact, never does.
-    Raises NotFound if the event awaits approval and the user may not see it.
-    """
+    """Return whether an event awaits approval, and the user has the right to approve it over each VM."""
     if not awaits_approval(event):
         return False
     return context.principal.may_all(Right.APPROVE, named_event(context, HandlerCall(path_params={"id": event.id})))
@@ -58,11 +54,7 @@ def _may_withdraw_event(context: RequestContext, event: Event) -> bool:
 
 
 def event_status_card(context: RequestContext, event: Event, *, others: int = 0) -> EventStatusCard:
-    """Return the card of one event, live or over.
-
-    `others` is the number of other live events on the page. First check that the user may see the scope of the event:
-    if not, an event that awaits approval raises NotFound, and any other is shown.
-    """
+    """Return the card of one event, live or over."""
     event = context.visibility.shown_event(event)
     wait = ViewBuilder(context).pending_wait(event)
     return EventStatusCard(
@@ -80,12 +72,7 @@ def event_status_card(context: RequestContext, event: Event, *, others: int = 0)
 
 
 def next_event_card(context: RequestContext, events: Iterable[Event]) -> EventStatusCard | None:
-    """Return the card of the live event that matters most among these; None if none is live.
-
-    An event that has started comes before others (of several in a scope, the one published first), then the one with
-    the earliest NotBefore. First check that the user may see their scopes: if not, an event that awaits approval raises
-    NotFound, and any other is shown.
-    """
+    """Return the card of the live event that matters most among these; None if none is live."""
     live = sorted((event for event in events if event.is_live), key=_urgency)
     return event_status_card(context, live[0], others=len(live) - 1) if live else None
 

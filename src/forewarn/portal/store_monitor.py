@@ -38,8 +38,7 @@ NOT_WRITABLE = StoreHealth(
 class StoreHealthMonitor:
     """Checks that the store accepts writes, and calls `on_change` with the new health when that changes.
 
-    A LiveUpdateHub has one. It checks only while `run` runs, by writing a small value to the store every few seconds of
-    real time. `health` is the last known health, HEALTHY until a check fails.
+    It checks only while `run` runs, by writing a small value to the store every few seconds of real time.
     """
 
     def __init__(self, store: Store, on_change: Callable[[StoreHealth], None]) -> None:
@@ -50,20 +49,12 @@ class StoreHealthMonitor:
         self.health = HEALTHY
 
     def on_commit(self) -> None:
-        """Note a commit: the store is healthy, and the next check is left out.
-
-        Calls `on_change` if the store was not healthy before.
-        """
+        """Note a commit: the store is healthy, and the next check is left out."""
         self._has_committed = True
         self._set_health(HEALTHY)
 
     async def run(self) -> None:
-        """Check the store, by writing a small value to it, until cancelled.
-
-        It waits 3 seconds of real time between checks, 1 second while they fail. Leaves out a check if there was a
-        commit since the last one. An Unavailable store, or one that takes longer than 3 seconds (WRITE_TIMEOUT_S),
-        becomes NOT_WRITABLE.
-        """
+        """Check the store, by writing a small value to it, until cancelled."""
         while True:
             self._has_committed = False
             await asyncio.sleep(CHECK_INTERVAL_S if self.health.ok else FAILING_CHECK_INTERVAL_S)

@@ -76,9 +76,7 @@ class _FoundEvents:
 def _find_events(context: PortalContext, query: TimelineQuery, window: TimeWindow) -> _FoundEvents:
     """The visible events that match the filters of a query, in no order; not all need be in the window.
 
-    Without a scope, VM or rollout only live events, those that ended in the window, and the first that ended after it
-    are read. Each read is bounded; `is_cut` of the result says if a bound was reached. Raises UnknownFilter for values
-    that match nothing or several things.
+    Each read is bounded; `is_cut` of the result says if a bound was reached.
     """
     require_choice("kind", query.kind, KIND_LABELS, "a kind of event")
     require_choice("state", query.state, STATE_LABELS, "a state to filter by")
@@ -131,10 +129,7 @@ def _matches(event: Event, kind: str, vm: str) -> bool:
 
 
 def _newest_visible_event(context: RequestContext) -> Event | None:
-    """The newest event that the user may see, live or over, even if no filter matches it; None for none.
-
-    For users who may not see everything only the newest 20,000 events are searched.
-    """
+    """The newest event that the user may see, live or over, even if no filter matches it; None for none."""
     recent = context.store.events(limit=1 if context.can_see_everything() else _MAX_EVENTS_READ_FILTERED)
     return next((event for event in reversed(recent) if context.can_see_scope(event.scope_id)), None)
 
@@ -171,12 +166,7 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per event of `lanes`.
-
-        Columns are event, kind, vms (names separated by blanks), scope, cause, state, published_at, not_before,
-        promised_s, approved_at, approved_by, started_at, given_s, over_at, notice and waits_for. Times are lab time in
-        ISO 8601, durations in seconds. The file does not say that events are left out (`more`).
-        """
+        """Return the CSV export: one row per event of `lanes`."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
     @property
@@ -186,10 +176,7 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The label of each kind of event that the page filters by, by its value in the query.
-
-        `unlisted` is among them: events that no document shows.
-        """
+        """The label of each kind of event that the page filters by, by its value in the query."""
         return KIND_LABELS
 
     @property
@@ -219,13 +206,7 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_timeline_page(context: PortalContext, call: HandlerCall, query: TimelineQuery) -> TimelinePage:
-    """Show the visible events that match the filters and overlap a time window, newest first.
-
-    At most 200 events are shown: of more, the live ones and then the newest; `more` of the page says how many are left
-    out. Each read of the store is bounded to 2,000 events (20,000 with a scope, VM or kind, and for users who may not
-    see everything), and `is_cut` says that older events may be missing. Raises UnknownFilter for a span, time, kind or
-    state that is not valid, and for a name that matches nothing or several things.
-    """
+    """Show the visible events that match the filters and overlap a time window, newest first."""
     now = context.now()
     centre = resolve("at", query.at, parse_instant)
     span_s = resolve("span", query.span or DEFAULT_SPAN, parse_span, _offer_spans)

@@ -66,10 +66,7 @@ class TimeWindow(BaseView, frozen=True, kw_only=True):
         return (self.since + self.until) / 2
 
     def percent_at(self, at: float) -> float:
-        """Return the x position of an instant in percent of the width; below 0 or above 100 if it is outside.
-
-        `at` is in POSIX seconds.
-        """
+        """Return the x position of an instant in percent of the width; below 0 or above 100 if it is outside."""
         return 100 * (at - self.since) / self.span_s
 
     def overlaps(self, since: float, until: float) -> bool:
@@ -105,11 +102,7 @@ def window_around(centre: float, span_s: float) -> TimeWindow:
 
 
 def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
-    """Return the window that shows all events from publication to end, with margins.
-
-    Every event reaches at least to its NotBefore, and one that is not over to `now`, which is lab time. The margins are
-    6 % of that time, at least half a minute. For no rows the window is the minute around `now`.
-    """
+    """Return the window that shows all events from publication to end, with margins."""
     since = min((row.published_at for row in rows), default=now)
     until = max((max(row.ends_at(now), row.not_before) for row in rows), default=now)
     margin = max((until - since) * _WINDOW_MARGIN, _MIN_WINDOW_S / 2)
@@ -128,11 +121,7 @@ def parse_span(text: str) -> float:
 
 
 def parse_instant(text: str) -> float:
-    """Return the POSIX seconds of a time in ISO 8601, or written as POSIX seconds.
-
-    A time without an offset is in UTC. Raises Rejected for other text, and for times before 1970 or after the start of
-    the year 9000.
-    """
+    """Return the POSIX seconds of a time in ISO 8601, or written as POSIX seconds."""
     try:
         at = float(text)
     except ValueError:
@@ -156,10 +145,7 @@ def format_iso(at: float) -> str:
 
 
 def axis_ticks(window: TimeWindow, density: AxisDensity = WIDE_AXIS) -> tuple[AxisTick, ...]:
-    """Return the ticks of a window in order of time, at whole steps such as 5 minutes or a day, in UTC.
-
-    There is at most one tick more than `density.max_ticks`, except in a window longer than `max_ticks` times 14 days.
-    """
+    """Return the ticks of a window in order of time, at whole steps such as 5 minutes or a day, in UTC."""
     step = next((s for s in _TICK_STEPS_S if window.span_s / s <= density.max_ticks), _TICK_STEPS_S[-1])
     first, last = math.ceil(window.since / step), math.floor(window.until / step)
     instants = range(first * step, last * step + 1, step)
@@ -235,22 +221,14 @@ class EventRow(BaseView, frozen=True, kw_only=True):
         return f"{self.kind} of {self.names}"
 
     def ends_at(self, now: float) -> float:
-        """Return the lab time at which the event's bar ends; `now` is the current lab time.
-
-        The bar ends when the event was over, else at `now`; if the event has not started, at NotBefore if that is
-        later.
-        """
+        """Return the lab time at which the event's bar ends; `now` is the current lab time."""
         if self.over_at is not None:
             return self.over_at
         return now if self.started_at is not None else max(self.not_before, now)
 
 
 def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> EventRow:
-    """Return the row of an event. Reads no store.
-
-    `title_of_scope` is a text such as `availability set web`; `waits_for` says in words what the event waits for before
-    it starts, "" for nothing.
-    """
+    """Return the row of an event. Reads no store."""
     return EventRow(
         id=event.id,
         scope=event.scope_id,
@@ -380,12 +358,7 @@ class TimelineChart(BaseView, frozen=True, kw_only=True):
 
 
 def build_chart(rows: Iterable[EventRow], window: TimeWindow, now: float, *, banded: bool = True) -> TimelineChart:
-    """Return the chart of a window: a band for each scope in natural order of titles, in it a bar per row.
-
-    Bars of a scope are in order of publication, then of the name of their first VM. Standalone VMs share one band, in
-    natural order of names. `now` is lab time. Without `banded`, no room is left for the titles of bands. Rows outside
-    of the window get bars too, which are out of sight.
-    """
+    """Return the chart of a window: a band for each scope in natural order of titles, in it a bar per row."""
     bands: list[ScopeBand] = []
     y = 0.0
     ordered = sorted(rows, key=_sort_key)
@@ -473,20 +446,14 @@ def _clamped_percent(window: TimeWindow, at: float) -> float:
 
 
 def event_row_for(views: ViewBuilder, event: Event) -> EventRow:
-    """Return the row of an event, with the title of its scope and what it waits for, which `views` reads.
-
-    If the scope is not stored any more, its title comes from its id.
-    """
+    """Return the row of an event, with the title of its scope and what it waits for, which `views` reads."""
     scope = views.load_scope(event.scope_id) or Scope(id=event.scope_id)
     wait = views.pending_wait(event)
     return event_row(event, title_of_scope=scope_title(scope), waits_for=wait.text if wait else "")
 
 
 def render_standalone_svg(chart: TimelineChart, *, more: int = 0) -> str:
-    """Return the text of an SVG file of its own: the chart with style, title and legend.
-
-    `more` is the number of events that the chart leaves out, which the file mentions if it is not 0.
-    """
+    """Return the text of an SVG file of its own: the chart with style, title and legend."""
     return render_template("timeline.svg", chart=chart, style=_chart_stylesheet(), legend=LEGEND, more=more)
 
 

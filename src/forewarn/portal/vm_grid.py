@@ -61,18 +61,12 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether the VMs on this page are in several fault domains, and each update domain only in one.
-
-        Columns would then be empty except for one cell, so the page shows the fault domain beside the update domain.
-        """
+        """Whether the VMs on this page are in several fault domains, and each update domain only in one."""
         pairs = {(cell.update_domain, cell.fault_domain) for cell in self.vms}
         return len(self.fault_domains) > 1 and len(pairs) == len({domain for domain, _ in pairs})
 
     def rows(self) -> tuple[UpdateDomainRow, ...]:
-        """Return the rows of the grid, one per update domain of the VMs on this page, sorted by number.
-
-        Each row has a place, which may be empty, for every fault domain of the grid.
-        """
+        """Return the rows of the grid, one per update domain of the VMs on this page, sorted by number."""
         places: dict[tuple[int, int], list[VmCell]] = defaultdict(list)
         for cell in self.vms:
             places[cell.update_domain, cell.fault_domain].append(cell)
@@ -87,10 +81,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
 
 
 def vm_cell(vm: Vm, overview: FleetOverview) -> VmCell:
-    """Return the cell of a VM, with its current state from the overview; GONE if it is not there.
-
-    The overview must be built.
-    """
+    """Return the cell of a VM, with its current state from the overview; GONE if it is not there."""
     return VmCell(
         key=vm.key,
         name=vm.name,
@@ -110,12 +101,7 @@ def vm_block_view(
     *,
     title: str,
 ) -> VmBlockView:
-    """Return the view of a block: one scope, or the scopes of standalone VMs.
-
-    `vms` are the VMs on this page; `visible_keys` are the keys of all VMs of the scopes that the user may see, by which
-    size and polling are counted. `pace_of` returns how a VM polls, by its key, None if it never did; `overview` has the
-    states of VMs, and must be built. Events of all VMs count, visible or not. `title` is the block's.
-    """
+    """Return the view of a block: one scope, or the scopes of standalone VMs."""
     single_scope = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
     paces = [pace for pace in map(pace_of, visible_keys) if pace is not None]
     live = [event for scope in scopes for event in scope.live_events()]

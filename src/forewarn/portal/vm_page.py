@@ -50,21 +50,12 @@ class VmPage(BaseView, frozen=True, kw_only=True):
         return tuple(sentence for sentence in self.story.now if not _EVENT_STATE_SENTENCE.match(sentence))
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per event of the page, live ones first, at most 20 past ones.
-
-        Columns are id, kind, VMs (names separated by blanks), status, ending, published at, not before, approved by,
-        started at and over at. Times are lab time, in POSIX seconds.
-        """
+        """Return the CSV export: one row per event of the page, live ones first, at most 20 past ones."""
         return _events_export_table((*self.events, *self.over))
 
 
 async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
-    """Show one VM, present or removed.
-
-    The path parameter `name` is the VM's name, `group/name` or key, ignoring letter case. Past events are searched
-    among the 500 newest of its scope. First stores the polls observed so far and, for users who may see everything, may
-    remove expired faults. Raises NotFound (also if the user may not see the VM), or Refused if several VMs match.
-    """
+    """Show one VM, present or removed."""
     vm = context.directory.find_any(call.path_params["name"])
     await context.dependencies.flush_observations()
     explanation = await explain_vm(context, vm)

@@ -83,10 +83,7 @@ class _WaveFacts(BaseView, frozen=True, kw_only=True):
 
 
 def diagram_of_plan(waves: Sequence[PlannedWave], now: float) -> WaveDiagram | None:
-    """Return the diagram of a planned rollout at lab time `now`; None if no wave has times.
-
-    It shows the latest times, which apply if nobody approves. Waves without VMs are left out.
-    """
+    """Return the diagram of a planned rollout at lab time `now`; None if no wave has times."""
     if not any(wave.latest for wave in waves):
         return None
     facts = [_facts(wave.name, "planned", wave.size, wave.latest, wave.starts) for wave in waves if wave.size]

@@ -18,11 +18,7 @@ _SESSION_BYTES = 8
 
 
 async def connect_bus(stack: AsyncExitStack, settings: Settings, name: str) -> NatsBus:
-    """Connect this control node to the bus (NATS) and return the connection, which the stack closes.
-
-    Waits as long as no server answers, which is logged. `name` is this control node's name; the bus shows it, and the
-    subjects for answers contain it. Raises Rejected or Refused if the connection cannot be used.
-    """
+    """Connect this control node to the bus (NATS) and return the connection, which the stack closes."""
     bus = await NatsBus.connect(
         settings.nats,
         name=f"control node {name}",
@@ -34,19 +30,12 @@ async def connect_bus(stack: AsyncExitStack, settings: Settings, name: str) -> N
 
 
 def new_cluster_control(bus: Bus, settings: Settings, name: str, term: ActiveTerm | None = None) -> ClusterControl:
-    """Make the active control node's side of the bus, with a random session id. Sends nothing yet.
-
-    `name` is the node's name; `term` is its lease, None if it has none and is the only service on the bus.
-    """
+    """Make the active control node's side of the bus, with a random session id. Sends nothing yet."""
     session = secrets.token_hex(_SESSION_BYTES)
     return ClusterControl(bus, Subjects(settings.bus_prefix), session=session, name=name, term=term)
 
 
 async def open_cluster_control(stack: AsyncExitStack, settings: Settings) -> ClusterControl:
-    """Connect the only service of a bus to it, under this machine's name; return its side of the bus.
-
-    The stack closes the connection. Waits as long as no server answers, which is logged. Raises Rejected or Refused if
-    the connection cannot be used.
-    """
+    """Connect the only service of a bus to it, under this machine's name; return its side of the bus."""
     name = socket.gethostname()
     return new_cluster_control(await connect_bus(stack, settings, name), settings, name)

@@ -18,11 +18,7 @@ ExamineRecord = Callable[[str], Sequence[str]]  # returns what is wrong with the
 
 
 def record_problems(url: str) -> Sequence[str]:
-    """Examine the record (PostgreSQL) at this URL; return what is wrong, as sentences. Blocks.
-
-    The result is empty if all is well. Raises Rejected or Refused if the URL or the database is not right,
-    RecordUnavailable if it does not answer now.
-    """
+    """Examine the record (PostgreSQL) at this URL; return what is wrong, as sentences. Blocks."""
     from forewarn.store.record_report import examine_record
 
     return examine_record(url).problems
@@ -31,13 +27,7 @@ def record_problems(url: str) -> Sequence[str]:
 async def cluster_checks(
     node: ControlNodeView, store: str, bus: Bus | None, examine: ExamineRecord = record_problems
 ) -> list[DoctorCheck]:
-    """Check the control nodes, the record (PostgreSQL) at the URL `store`, and the bus.
-
-    Returns, in this order: a failed check for each node with a problem (named like the node; also one that ended within
-    the last week), one check of whether another node can take over, one of the record and, unless `bus` is None, one of
-    the bus. `node` is this control node. A record that cannot be examined is a failed check, not an error. `examine`
-    returns the record's problems; it runs in a thread.
-    """
+    """Check the control nodes, the record (PostgreSQL) at the URL `store`, and the bus."""
     nodes = nodes_view(node).nodes
     checks = [*_check_nodes(node.name, nodes)]
     try:

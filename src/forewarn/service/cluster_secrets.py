@@ -25,12 +25,7 @@ _ANY_NAME = ("forewarn.invalid",)  # a CA that may sign more than loopback names
 
 
 def create_cluster_secrets(directory: Path, now: float) -> SecretFiles:
-    """Make new secrets for a cluster in a new or empty directory; return the paths of the files.
-
-    Writes the CA with its key, the key that signs tokens, and the administrator's secret; all but the CA's certificate
-    are readable for the owner only. `now` is real time, in POSIX seconds. Raises Refused if the directory has files,
-    Rejected or Unavailable if it cannot be written; files that were written before stay, and a second call is Refused.
-    """
+    """Make new secrets for a cluster in a new or empty directory; return the paths of the files."""
     secure_files.make_directory(directory)
     if found := sorted(path.name for path in directory.iterdir()):
         raise Refused(
@@ -48,11 +43,7 @@ def create_cluster_secrets(directory: Path, now: float) -> SecretFiles:
 
 
 def load_cluster_secrets(settings: Settings) -> SecretFiles:
-    """Return the paths of the cluster's secrets on this control node, after checking that they exist.
-
-    They are in the directory of the setting `secrets`, else in `secrets` of the data directory. Reads none of them.
-    Raises Rejected if one is missing.
-    """
+    """Return the paths of the cluster's secrets on this control node, after checking that they exist."""
     directory = Path(settings.secrets) if settings.secrets else settings.directory / SECRETS_DIRECTORY
     files = _files_in(directory)
     for path in (ca_certificate_path(directory), directory / "ca.key", files.token_key, files.admin_secret):
@@ -67,9 +58,7 @@ def load_cluster_secrets(settings: Settings) -> SecretFiles:
 def secrets_fingerprint(files: SecretFiles) -> str:
     """Return a fingerprint of the cluster's secrets: 32 hexadecimal digits, which do not reveal them.
 
-    Other secrets have another fingerprint; of the CA, only the certificate counts. Makes the key that signs tokens if
-    it is missing. Raises Unavailable if that cannot be written, Rejected if another file is missing, one cannot be
-    read, or others may read a secret.
+    Of the CA, only the certificate counts.
     """
     try:
         authority = secure_files.read_public(ca_certificate_path(files.authority))
@@ -84,10 +73,7 @@ def secrets_fingerprint(files: SecretFiles) -> str:
 
 
 async def check_fingerprint(store: Store, fingerprint: str) -> None:
-    """Compare this node's fingerprint of the cluster's secrets with the stored one; store the first one.
-
-    Raises Refused if the cluster has other secrets, Unavailable if the fingerprint cannot be stored.
-    """
+    """Compare this node's fingerprint of the cluster's secrets with the stored one; store the first one."""
     known = store.load(FINGERPRINT_NAME)
     if known is None:
         await store.save(FINGERPRINT_NAME, fingerprint.encode())
@@ -96,10 +82,7 @@ async def check_fingerprint(store: Store, fingerprint: str) -> None:
 
 
 def require_same_secrets(known: bytes, fingerprint: str) -> None:
-    """Raise Refused if this node's fingerprint of the cluster's secrets differs from the stored one.
-
-    `known` is the stored one, `fingerprint` this node's.
-    """
+    """Raise Refused if this node's fingerprint of the cluster's secrets differs from the stored one."""
     if known != fingerprint.encode():
         raise Refused(
             "this control node has other secrets than its cluster, so tokens and certificates of one would not be "

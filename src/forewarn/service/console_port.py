@@ -39,10 +39,7 @@ _RENEWAL_ADVICE = "correct what prevents its renewal"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolePort:
-    """The HTTPS port for operators (the console), bound and listening; made by `bind_console_port`.
-
-    It can be served before the service is ready, with any ASGI app.
-    """
+    """The HTTPS port for operators (the console), bound and listening; it can be served before the service is ready."""
 
     sock: socket.socket  # bound and listening
     url: str  # with https, `localhost` or the address that is bound, and the port that is bound
@@ -67,10 +64,8 @@ class ConsolePort:
     async def serve(self, app: ASGIApp, state: ServingState | None = None) -> AsyncIterator[None]:
         """Serve an ASGI app on this port until the block is left; then close the socket.
 
-        Meanwhile it checks the certificate every six hours, and renews it if it ends soon. A certificate that is not
-        valid now is served all the same, with a warning in the log, and checked every minute. `state` has the event
-        that is set when it stops (None: the app's). Serve a port once. Raises OSError if a file of the certificate is
-        missing or bad.
+        It checks the certificate every six hours, and renews it if it ends soon. One that is not valid now is served
+        all the same, and checked every minute.
         """
         files = self.certificate_files
         async with serve_tls(app, self.sock, files.certificate, files.key, state) as context:
@@ -91,11 +86,7 @@ class ConsolePort:
             served = await self.renew_certificate(context, served)
 
     async def renew_certificate(self, context: ssl.SSLContext, served: CertificateFiles) -> CertificateFiles:
-        """Renew the certificate if it ends soon, and let new connections use it; return the files served now.
-
-        Loads the files into `context` even if they did not change. If renewal or loading fails, it logs that and
-        returns `served`, which stays in use; its `problem` then says what is wrong, if it is no longer valid.
-        """
+        """Renew the certificate if it ends soon, and let new connections use it; return the files served now."""
         try:
             files = await asyncio.to_thread(self.ensure_certificate)
             context.load_cert_chain(files.certificate, files.key)
@@ -107,12 +98,7 @@ class ConsolePort:
 
 
 def bind_console_port(settings: Settings, directory: DataDirectory, secrets: SecretFiles) -> ConsolePort | None:
-    """Bind the HTTPS port for operators, and load or make its certificate; None if the settings have none.
-
-    The certificate is the one of the settings, else one in `directory` that the CA in `secrets` issues; both are made
-    where missing. The port listens, but nothing is served yet; the caller closes its `sock`. Raises Rejected if the
-    address or the certificate cannot be used, Unavailable if a file cannot be written.
-    """
+    """Bind the HTTPS port for operators, and load or make its certificate; None if the settings have none."""
     if not settings.console:
         return None
     sock = _bind_socket(settings.console)

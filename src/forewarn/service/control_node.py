@@ -96,10 +96,7 @@ class NodeTiming:
 
 
 def end_process(reason: str) -> None:
-    """End this process at once, with status MUST_START_AGAIN_EXIT (4), without cleaning up; never returns.
-
-    Another control node may be active already. The reason is logged.
-    """
+    """End this process at once, with status MUST_START_AGAIN_EXIT (4), without cleaning up; never returns."""
     log.critical("this control node ends, and must be started again: %s", reason)
     logging.shutdown()
     os._exit(MUST_START_AGAIN_EXIT)
@@ -112,11 +109,8 @@ RunService = Callable[[ServiceStorage], AbstractAsyncContextManager[ControlPlane
 class ControlNode:
     """A control node of a cluster: follows the record (PostgreSQL), and is active while it has the lease.
 
-    Call `join`, `run`, which lasts until `stop`, and `close`. `standby` follows `record` and takes the lease;
-    `run_service` runs the service while this node is active. `name` is unique in the cluster, `url` is where the other
-    nodes reach this one. `end` is called, on any thread, when the process must end at once, because another node may be
-    active. All other calls are for the event loop. `role` is what the node does now; `held` is the lease while this
-    node has it, else None; `takeovers` counts how often this process became active.
+    Call `join`, `run`, which lasts until `stop`, and `close`. `end` is called, on any thread, when the process must end
+    at once, because another node may be active. All other calls are for the event loop.
     """
 
     def __init__(
@@ -160,11 +154,6 @@ class ControlNode:
 
     @property
     def nodes(self) -> list[NodeRow]:
-        """All control nodes, sorted by name: this one as it is now, the others as of about a second ago.
-
-        The others are as they were last read from the record; those that ended within the last week are among them. The
-        result is empty before the first reading.
-        """
         later_s = time.monotonic() - self._nodes_read_at
         return [
             self.describe() if row.name == self.name else replace(row, seen_s_ago=row.seen_s_ago + later_s)
@@ -173,10 +162,7 @@ class ControlNode:
 
     @property
     def target(self) -> str:
-        """The URL of another node that is active, to which calls are forwarded; "" if none is, or this one is.
-
-        It is as of the last look at the record, which may be old while the record does not answer.
-        """
+        """The URL of another node that is active, to which calls are forwarded; "" if none is, or this one is."""
         return "" if self.held is not None else forwarding_target(self._standby.lease, self.url)
 
     @property
@@ -186,28 +172,18 @@ class ControlNode:
 
     @property
     def active_name(self) -> str:
-        """The name of the node that has the lease, this or another one; "" if none has it.
-
-        It is this node also while it starts, is suspended or stops. Another node is the one as of the last answer of
-        the record, which may be old while the record does not answer.
-        """
         if self.held is not None:
             return self.name
         return self._standby.lease.holder if self._standby.lease is not None and self.target else ""
 
     @property
     def active_term(self) -> int:
-        """The term of the lease of the active node, this or another one; 0 if none has the lease."""
         if self.held is not None:
             return self.held.term
         return self._standby.lease.term if self._standby.lease is not None and self.target else 0
 
     @property
     def problem(self) -> str:
-        """What is wrong with this node, as a sentence for people; "" if nothing is.
-
-        It says why the node cannot write, follow the record or take over, or that the record has lost commits.
-        """
         standby = self._standby
         space, lost = space_problem(standby.free_bytes), standby.lost
         if self.held is not None:
@@ -218,17 +194,10 @@ class ControlNode:
 
     @property
     def clock_difference_s(self) -> float:
-        """How many seconds this machine's clock is ahead of PostgreSQL's; negative if it is behind.
-
-        It is measured while this node is not active; an active node keeps the last value. 0 before the first look.
-        """
         return self._standby.clock_difference_s
 
     def figures(self) -> ControlNodeFigures:
-        """Return what the metrics of this control node show now: its lease, its copy of the record, its clock.
-
-        Reads nothing from the record.
-        """
+        """Return what the metrics of this control node show now: its lease, its copy of the record, its clock."""
         return ControlNodeFigures(
             is_held=self.may_act(),
             term=self.term,
@@ -243,10 +212,7 @@ class ControlNode:
         )
 
     def watch_nodes(self, listener: Callable[[Sequence[NodeRow]], None]) -> Callable[[], None]:
-        """Call the listener with `nodes` now and after each reading of them; return a function that ends this.
-
-        They are read about every second. Call the returned function at most once.
-        """
+        """Call the listener with `nodes` now and after each reading of them; return a function that ends this."""
         self._listeners.append(listener)
         listener(self.nodes)
         return lambda: self._listeners.remove(listener)
@@ -279,9 +245,8 @@ class ControlNode:
     async def join(self) -> None:
         """Describe this node in the record, and follow the record for the first time; call it before `run`.
 
-        Raises Refused if another node has this name, the cluster has other secrets, the file of the copy is something
-        else, or the record is of a newer release. A record that does not answer, or a copy that cannot be written, is
-        no error: `problem` says it, and `run` tries again.
+        A record that does not answer, or a copy that cannot be written, is no error: `problem` says it, and `run` tries
+        again.
         """
         await self._describe()
         await self._standby.look()
@@ -289,9 +254,8 @@ class ControlNode:
     async def run(self) -> None:
         """Follow the record, and be active whenever possible, until `stop`. Call it once, after `join`.
 
-        A takeover that fails for now is logged, and the lease given up; `problem` says why, and it tries again later.
-        Raises Refused or Rejected if this node can never work as it is configured, CancelledError if `stop` comes
-        during a takeover.
+        A takeover that fails for now is logged, and the lease given up. Refused or Rejected if this node can never work
+        as it is configured.
         """
         background = [asyncio.create_task(self._describe_forever()), asyncio.create_task(self._beat_forever())]
         try:
@@ -306,11 +270,6 @@ class ControlNode:
             await asyncio.gather(*background, return_exceptions=True)
 
     def resign(self) -> None:
-        """Make this active node give up the lease and become a standby. Returns at once, before that is done.
-
-        For 10 s it leaves the lease to others. Raises Refused if this node is not active (or suspended), or no other
-        node that was seen lately can take over.
-        """
         if self.role not in (NodeRole.ACTIVE, NodeRole.SUSPENDED):
             raise Refused(f"control node {self.name} is not active, but {self.role}: there is nothing to resign")
         fresh_s = 3 * self._timing.describe_s + 2.0
@@ -323,20 +282,14 @@ class ControlNode:
         self._leaving.set()
 
     def stop(self) -> None:
-        """Make `run` end, after it gives up the lease if this node has it. Returns at once.
-
-        A takeover that is under way is cancelled, and `run` with it.
-        """
+        """Make `run` end, after it gives up the lease if this node has it. Returns at once."""
         self._stopping.set()
         self._leaving.set()
         if self._is_becoming_active is not None:
             self._is_becoming_active.cancel()
 
     async def close(self) -> None:
-        """Close this node's copy of the record and its own connections; call it after `run` has ended.
-
-        The record that was given to it stays open.
-        """
+        """Close this node's copy of the record and its own connections; call it after `run` has ended."""
         await self._standby.close()
         for record in (self._describing, self._proving):
             record.abort()

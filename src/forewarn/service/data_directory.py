@@ -49,11 +49,7 @@ class SecretFiles:
 
 
 class DataDirectory:
-    """A data directory that this process has locked; its properties are the paths of the files inside.
-
-    Made by `acquire`. The files may not exist. `lock` is the descriptor of the lock file; the lock is held until
-    `close` or until the process ends.
-    """
+    """A data directory that this process has locked, until `close` or its end; its properties are paths of files."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -61,12 +57,7 @@ class DataDirectory:
 
     @classmethod
     def acquire(cls, path: Path) -> DataDirectory:
-        """Create the directory and its parents if needed, and lock it for this process.
-
-        A new directory is for its owner only; one that exists keeps its permissions. Writes the process id to the lock
-        file. Raises Refused if another service uses it, Rejected if it cannot be created or opened. May wait up to a
-        second.
-        """
+        """Create the directory and its parents if needed, and lock it for this process."""
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -138,10 +129,8 @@ class DataDirectory:
     def check_store(self, purpose: StorePurpose, *, new_store: bool = False) -> None:
         """Check that a service for this purpose (a lab or production) may open or create the store here.
 
-        Raises Refused for a store of the other purpose, and for a missing or empty one beside files of an earlier
-        service, unless `new_store` is True or `allow_new_store` was called; that permission ends once there is a store.
-        Raises Rejected if `new_store` is True and there is a store, ValueError for a purpose of a newer release.
-        Creates no store. A database that cannot be read passes: opening it says what is wrong.
+        Refuses a store of the other purpose, and a missing or empty one beside files of an earlier service, unless
+        `new_store` is True or `allow_new_store` was called.
         """
         if is_new_file(self.database):
             if not new_store and not (self.path / _NEW_STORE_FILE).exists():
@@ -162,18 +151,11 @@ class DataDirectory:
             )
 
     def allow_new_store(self) -> None:
-        """Let the next service start with an empty store beside the files of an earlier one.
-
-        Stores a marker file, which `check_store` removes once there is a store again. Removes nothing itself.
-        """
+        """Let the next service start with an empty store beside the files of an earlier one."""
         (self.path / _NEW_STORE_FILE).touch(mode=0o600)
 
     def check_restore(self, backup: Path) -> None:
-        """Check that the store here may be replaced by the one in the file `backup`. Changes nothing.
-
-        Raises Refused if they are for different purposes (a lab and production), ValueError for a purpose of a newer
-        release. Returns if one of them is missing, cannot be read, or has no purpose yet. Does not check the backup.
-        """
+        """Check that the store here may be replaced by the one in the file `backup`. Changes nothing."""
         found, restored = read_purpose(self.database), read_purpose(backup)
         if found is not None and restored is not None and found is not restored:
             raise Refused(
@@ -222,11 +204,7 @@ def _try_lock(lock: int, kind: int) -> bool:
 
 
 def running_service_pid(data: Path) -> int | None:
-    """Return the process id of the service that has locked this data directory; None if none has.
-
-    The service may still be starting, or be stopping. Also returns None if it has not written its process id yet, or
-    this user may not open the lock file. Changes nothing.
-    """
+    """Return the process id of the service that has locked this data directory; None if none has."""
     try:
         lock = os.open(data / _LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -241,11 +219,7 @@ def running_service_pid(data: Path) -> int | None:
 
 
 def files_of_earlier_service(data: Path) -> list[str]:
-    """Return the names of what a service that ran here has left beside its database; empty if none ran.
-
-    These are the administrator's secret, the directory of certificates, the ledger and the database's WAL, in this
-    order; missing or empty ones are left out. The database itself is not listed.
-    """
+    """Return the names of what a service that ran here has left beside its database; empty if none ran."""
     return [name for name in _FILES_AFTER_DATABASE if _has_content(data / name)]
 
 
@@ -254,8 +228,5 @@ def _has_content(path: Path) -> bool:
 
 
 def live_supervisor_pids(data: Path) -> list[int]:
-    """Return the process ids, sorted, of the live supervisors of namespace VMs of this data directory.
-
-    A supervisor is the process that holds such a VM. Works whether the service runs or not; [] if there are none.
-    """
+    """Return the process ids, sorted, of the live supervisors of namespace VMs of this data directory."""
     return SupervisorRecords(data / VMS_DIRECTORY).live_pids

@@ -69,10 +69,7 @@ def run_checks(settings: Settings, database: Path, *, is_running: bool = False) 
 
 
 def worker_checks(workers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorCheck]:
-    """Yield one check: whether all workers of a running service are ready; nothing without workers.
-
-    `workers` are as `GET /service` lists them; only their key "ready" is read.
-    """
+    """Yield one check: whether all workers of a running service are ready; nothing without workers."""
     if workers:
         ready = sum(bool(worker["ready"]) for worker in workers)
         text = f"{ready} of {len(workers)} workers answer VMs"
@@ -87,12 +84,7 @@ def worker_checks(workers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorCheck]
 def hypervisor_checks(
     settings: Settings, unanswered_s: Mapping[str, float], unreachable_hosts: Collection[str] = ()
 ) -> Iterator[DoctorCheck]:
-    """Yield a good check that names the hypervisor, and bad ones for unanswered acts and silent hosts.
-
-    All unanswered acts together are one check; each host is one, sorted by name. `unanswered_s`: act id → for how many
-    seconds of real time the hypervisor has not answered. `unreachable_hosts` are names of hosts. Raises Rejected if no
-    hypervisor was chosen.
-    """
+    """Yield a good check that names the hypervisor, and bad ones for unanswered acts and silent hosts."""
     kind = settings.chosen_hypervisor
     yield DoctorCheck(name="hypervisor", ok=True, text=f"{kind}: {kind.description}")
     if unanswered_s:

@@ -75,12 +75,7 @@ async def apply_initial_fleet(
     """Apply the fleet file, or the sample fleet of a lab without one, to an empty store, durably.
 
     If an earlier start has applied only a part of the same file, applies the rest, unless the store has got other VMs
-    or hosts since. In a cluster, more than `vms_per_commit` VMs take several commits of about that many. An empty store
-    outside a lab and without a fleet file stays empty.
-
-    It applies nothing to a store that has a fleet. It logs a warning if the file has VMs that the store has never
-    known, or if only a part of an earlier file was applied. Raises Rejected if a file that is to be applied cannot be
-    used, and Unavailable if the store cannot be written; parts that were committed stay, and the next start continues.
+    or hosts since. In a cluster, more than `vms_per_commit` VMs take several commits of about that many.
     """
     store = control.store
     counts = store.counts()
@@ -108,8 +103,7 @@ async def apply_initial_fleet(
 async def _may_continue(store: Store, settings: Settings) -> bool:
     """Whether an earlier start has applied a part of this fleet file, and the fleet is still its own.
 
-    If somebody has added VMs, also ones that were removed again, or changed the hosts since, the rest of the file is
-    never applied by itself: that is logged as a warning, and stored.
+    If somebody has changed the fleet since, the rest of the file is never applied by itself.
     """
     begun = store.load(_BEGUN_FLEET_FILE_KEY)
     if not begun or not settings.fleet:
@@ -140,10 +134,7 @@ async def _save_applied(store: Store, digest: bytes) -> None:
 def _initial_changes(
     fleet: DeclaredFleet, missing: Sequence[Vm], source: str, vms_per_commit: int
 ) -> Iterator[FleetChange]:
-    """Yield what adds the missing VMs of a fleet, each to be committed at once; the first has all hosts.
-
-    The hosts are left out if a part of the VMs is stored: they are stored, too. Yields at least one change.
-    """
+    """Yield what adds the missing VMs of a fleet, each to be committed at once; the first has all hosts."""
     text, done = f"fleet set up from {source}", len(fleet.vms) - len(missing)
     batches = list(_batches(missing, vms_per_commit)) or [[]]
     for number, vms in enumerate(batches):
@@ -182,11 +173,7 @@ def _read_fleet_file(path: Path) -> str:
 
 
 async def load_or_create_tenant_id(store: Store) -> str:
-    """Return the tenant id of this service, a GUID in lower case; create and store it at the first call.
-
-    It is durable on return and never changes, because tokens contain it and clients keep it. Raises Unavailable if it
-    cannot be stored.
-    """
+    """Return the tenant id of this service, a GUID in lower case; create and store it at the first call."""
     if (stored := store.load(_TENANT_KEY)) is not None:
         return stored.decode()
     tenant_id = str(uuid.uuid4())
@@ -197,11 +184,8 @@ async def load_or_create_tenant_id(store: Store) -> str:
 async def ensure_admin_client(store: Store, path: Path, now: float) -> None:
     """Create the administrator client and its secret file at the first call; later calls do nothing.
 
-    A client that an operator has removed is not created again. The client, `admin`, gets the role Administrator over
-    everything, and an entry in the history. The file `path` is written before the commit, so a crash in between leaves
-    a file whose secret the next start uses. If there is a client `admin` already, it stays as it is, and no file is
-    written. `now` is lab time. Raises Rejected if others can read the file, or if it contains no text; Unavailable if
-    the file or the store cannot be written.
+    A client that an operator has removed is not created again. The file is written before the commit, so a crash in
+    between leaves a file whose secret the next start uses.
     """
     if store.load(_ADMIN_CREATED_KEY) is not None:
         return

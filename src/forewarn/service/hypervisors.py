@@ -27,13 +27,7 @@ def open_hypervisor(
     supervisors: SupervisorRegistry,
     is_confirmed_down: Callable[[str], bool],
 ) -> Hypervisor:
-    """Open the hypervisor that the settings choose, on the files of the data directory.
-
-    The caller closes it. `supervisors` is the registry that the process hypervisor uses; `is_confirmed_down(host)` says
-    whether an operator has confirmed that the host with this name is down, for hypervisors that move real VMs. Raises
-    Rejected if no hypervisor was chosen, if host nodes perform the acts, if a rule of `simulate`, a command or one of
-    the files is wrong, or if a library is missing; Unavailable if the ledger cannot be opened.
-    """
+    """Open the hypervisor that the settings choose, on the files of the data directory."""
     kind = settings.chosen_hypervisor
     if kind is HypervisorKind.NODES:
         raise Rejected("host nodes perform the acts of a service with a bus: it has no hypervisor of its own")

@@ -23,12 +23,7 @@ _DAY_S = 24 * 3600.0
 
 
 async def write_observations_forever(observations: GuestObservations, store: Store, *, every_s: float = 1.0) -> None:
-    """Write VMs' polls and deliveries to the store every `every_s` seconds (real time), until cancelled.
-
-    They are written in batches; the last poll of each VM at most every 10 s (REPORT_INTERVAL_S). Subscribers of
-    `observations` are called after each batch. A failure of the store is logged; the batch is kept and written later.
-    What is left at the end is for `write_all_observations`.
-    """
+    """Write VMs' polls and deliveries to the store every `every_s` seconds (real time), until cancelled."""
     while True:
         await asyncio.sleep(every_s)
         while await _write_observation_batch(observations, store, min_interval_s=REPORT_INTERVAL_S):
@@ -36,20 +31,14 @@ async def write_observations_forever(observations: GuestObservations, store: Sto
 
 
 async def write_observation_batches(observations: GuestObservations, store: Store) -> None:
-    """Write up to ten batches of VMs' polls and deliveries to the store now: all of them, for most fleets.
-
-    A batch has 500 VMs. A failure is logged and ends the call; what was not written is kept for later.
-    """
+    """Write up to ten batches of VMs' polls and deliveries to the store now: all of them, for most fleets."""
     for _ in range(BATCHES_PER_SECOND):
         if not await _write_observation_batch(observations, store):
             return
 
 
 async def write_all_observations(observations: GuestObservations, store: Store) -> None:
-    """Write all polls and deliveries of VMs to the store, when the service stops.
-
-    A failure is logged and ends the call; the rest is not written.
-    """
+    """Write all polls and deliveries of VMs to the store, when the service stops."""
     while await _write_observation_batch(observations, store):
         pass
 
@@ -57,11 +46,7 @@ async def write_all_observations(observations: GuestObservations, store: Store) 
 async def _write_observation_batch(
     observations: GuestObservations, store: Store, *, min_interval_s: float = 0.0
 ) -> bool:
-    """Write one batch of observations and notify their subscribers; returns whether there may be more.
-
-    If there is nothing to write, returns False. If the store fails, logs that, keeps the batch for the next call and
-    returns False. `min_interval_s`: leave out VMs that were written less than this ago (real time).
-    """
+    """Write one batch of observations and notify their subscribers; returns whether there may be more."""
     polls, deliveries = observations.take_batch(min_interval_s)
     if not polls and not deliveries:
         return False
@@ -76,21 +61,14 @@ async def _write_observation_batch(
 
 
 async def record_fault_effects_forever(table: FaultTable, faults: FaultService, *, every_s: float = 1.0) -> None:
-    """Write fault hits and remove expired faults every `every_s` seconds (real time), until cancelled.
-
-    See `record_fault_effects`.
-    """
+    """Write fault hits and remove expired faults every `every_s` seconds (real time), until cancelled."""
     while True:
         await asyncio.sleep(every_s)
         await record_fault_effects(table, faults)
 
 
 async def record_fault_effects(table: FaultTable, faults: FaultService) -> None:
-    """Write the table's new fault hits to the store, and remove faults whose count or duration is used up.
-
-    Failures are logged, not raised; hits that were not written are given back to the table for the next call, and then
-    no fault is removed.
-    """
+    """Write the table's new fault hits to the store, and remove faults whose count or duration is used up."""
     hits = table.take_hits()
     try:
         await faults.record_hits(hits)
@@ -105,20 +83,14 @@ async def record_fault_effects(table: FaultTable, faults: FaultService) -> None:
 
 
 async def save_clock_forever(lab_clock: LabClockService, *, every_s: float = 60.0) -> None:
-    """Save the position of the lab's clock every `every_s` seconds (real time), until cancelled.
-
-    A failure of the store is logged, and the next save makes up for it. Outside a lab it saves nothing.
-    """
+    """Save the position of the lab's clock every `every_s` seconds (real time), until cancelled."""
     while True:
         await asyncio.sleep(every_s)
         await save_clock(lab_clock)
 
 
 async def save_clock(lab_clock: LabClockService) -> None:
-    """Save the present lab time and the clock's speed durably, for the next start of a lab.
-
-    A failure is logged, not raised. Does nothing outside a lab.
-    """
+    """Save the present lab time and the clock's speed durably, for the next start of a lab."""
     try:
         await lab_clock.save_position()
     except ForewarnError as error:
@@ -126,12 +98,7 @@ async def save_clock(lab_clock: LabClockService) -> None:
 
 
 async def prune_history_forever(store: Store, clock: Clock, *, days: float, every_s: float = 3600.0) -> None:
-    """Delete from the store what ended or was removed more than `days` ago (lab time), until cancelled.
-
-    It does so at once and then every `every_s` seconds (real time). Deleted are history entries, events, requests and
-    removed VMs. A failure is logged, and the next turn tries again. Returns at once if `days` is 0, which keeps
-    everything.
-    """
+    """Delete from the store what ended or was removed more than `days` ago (lab time), until cancelled."""
     while days:
         try:
             await store.prune(clock.now() - days * _DAY_S)

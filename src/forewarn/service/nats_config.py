@@ -28,19 +28,14 @@ _HEADER = """\
 
 
 def host_credentials_path(directory: Path, host: str) -> Path:
-    """Return the path of the NATS credentials of a host's node, which may not exist.
-
-    `directory` is the one that `forewarn cluster init` made, with nats.conf. `host` may be in any letter case.
-    """
+    """Return the path of the NATS credentials of a host's node, which may not exist."""
     return directory / _HOSTS_DIRECTORY / (subject_token(host) + _SUFFIX)
 
 
 def write_nats_config(directory: Path, hosts: Iterable[str] = (), *, prefix: str = DEFAULT_PREFIX) -> Path:
     """Make NATS credentials for these hosts, and write nats.conf for all users; return its path.
 
-    Also makes the credentials of control nodes, if they are missing. Hosts of earlier calls stay in nats.conf, which is
-    replaced. All files are in `directory`, for their owner alone. `prefix` begins all subjects. Raises Refused if a
-    host has credentials already, and writes nothing then; Rejected or Unavailable if a file cannot be read or written.
+    Hosts of earlier calls stay in nats.conf, which is replaced.
     """
     hosts = list(hosts)
     for host in hosts:
@@ -60,11 +55,6 @@ def write_nats_config(directory: Path, hosts: Iterable[str] = (), *, prefix: str
 
 
 def _render_nats_config(passwords: Mapping[str, str], *, prefix: str = DEFAULT_PREFIX) -> str:
-    """Return the text of nats.conf for these users, each with the subjects that it may use.
-
-    `passwords` are by user: `control`, and `host-` with the name of a host as in subjects. `prefix` is that of all
-    subjects.
-    """
     users = "\n".join(f"    {_user(user, password, Subjects(prefix))}" for user, password in passwords.items())
     return f"{_HEADER}authorization {{\n  users = [\n{users}\n  ]\n}}\n"
 

@@ -62,11 +62,9 @@ class _ReplayedReceive:
 class NodeApp:
     """The ASGI app of a control node: answers calls itself while the node is active, else forwards them.
 
-    `activate` gives it the local app, `deactivate` takes that away; `forwarding` passes calls to the active node, and
-    `has_target` says whether there is one. A call that finds no active node, or cannot reach it, waits for up to
-    `patience_s` of real time, because most takeovers are over by then; after that it gets a 503. `answers_itself` has
-    apps that answer some calls in any role, by `METHOD PATH`. While `may_refuse` returns False, a 4xx answer of the
-    local app to a change becomes a 503: its state may be old, because another node may be active already.
+    A call that finds no active node, or cannot reach it, waits for up to `patience_s` of real time, because most
+    takeovers are over by then; after that it gets a 503. While `may_refuse` returns False, a 4xx answer of the local
+    app to a change becomes a 503: its state may be old, because another node may be active already.
     """
 
     def __init__(
@@ -92,10 +90,7 @@ class NodeApp:
         self._local = app
 
     async def deactivate(self, drain_s: float) -> None:
-        """Forward new calls from now on, and wait until the local app has answered those under way.
-
-        Waits at most `drain_s` seconds of real time. Calls that take longer still get the local app's answer.
-        """
+        """Forward new calls from now on, and wait until the local app has answered those under way."""
         self._local = None
         with suppress(TimeoutError):
             async with asyncio.timeout(drain_s):

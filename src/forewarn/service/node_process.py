@@ -43,12 +43,8 @@ _GC_THRESHOLD = 20_000  # new objects before a garbage collection: what some hun
 def run_host_node(settings: Settings, announce: Callable[[dict[str, Any]], None]) -> None:
     """Run a host node until a signal stops it; blocks. Calls `announce` when the node answers VMs.
 
-    `announce` gets a dictionary with what the node is and serves: host, id, pid, version, data, bus, hypervisor, vms
-    (how many) and listeners; it is called again if the node had to start anew because the service's rules changed.
-    SIGINT and SIGTERM stop the node; SIGHUP replaces its workers. Waits while the bus does not answer. Raises Rejected
-    if a setting, the data directory or a socket cannot be used, Refused if the bus or the service does not accept this
-    node, or another process uses the data directory, Unavailable if a worker fails to start. Changes the umask and the
-    limit of open files of this process.
+    `announce` is called again if the node had to start anew because the service's rules changed. SIGHUP replaces its
+    workers.
     """
     os.umask(0o077)
     raise_open_file_limit()

@@ -21,12 +21,7 @@ INTERRUPTION_S = 30.0  # if nobody was active for longer, VMs could not poll, an
 
 
 class NodeRole(StrEnum):
-    """What a control node does now. The values are stored in the record, and people read them.
-
-    STANDBY: it follows the record, and forwards operators' calls. STARTING: it has taken the lease, and builds its
-    state. ACTIVE: it runs the service. SUSPENDED: it is active, but its lease may have expired, so it only reads.
-    STOPPING: it gives the lease up.
-    """
+    """What a control node does now. The values are stored in the record, and people read them."""
 
     STANDBY = "standby"  # it follows the record, and forwards operators' calls
     STARTING = "starting"  # it has taken the lease, and builds its state
@@ -68,10 +63,7 @@ def reason_not_to_take(view: StandbyView) -> str:
 
 
 def clock_problem(difference_s: float) -> str:
-    """Return a sentence if a node's clock differs by over 2 s from that of the record's server; else "".
-
-    `difference_s` is in seconds, above 0 if the node's clock is ahead.
-    """
+    """Return a sentence if a node's clock differs by over 2 s from that of the record's server; else ""."""
     if abs(difference_s) <= MAX_CLOCK_DIFFERENCE_S:
         return ""
     direction = "ahead of" if difference_s > 0 else "behind"
@@ -82,10 +74,7 @@ def clock_problem(difference_s: float) -> str:
 
 
 def space_problem(free_bytes: int | None) -> str:
-    """Return a sentence if the disk of a node's copy has less than 8 MiB free; else "".
-
-    `free_bytes` is None if it is not known, which is no problem.
-    """
+    """Return a sentence if the disk of a node's copy has less than 8 MiB free; else ""."""
     if free_bytes is None or free_bytes >= MIN_FREE_BYTES:
         return ""
     return (
@@ -95,29 +84,19 @@ def space_problem(free_bytes: int | None) -> str:
 
 
 def can_take_over(role: str, problem: str) -> bool:
-    """Return whether a node with this role and problem ("": none) is a standby that can take over.
-
-    A problem prevents it, except one that only says that the record has lost commits.
-    """
+    """Return whether a node with this role and problem ("": none) is a standby that can take over."""
     return role == NodeRole.STANDBY and (not problem or tells_of_lost_commits(problem))
 
 
 def forwarding_target(lease: LeaseRow | None, own_url: str) -> str:
-    """Return the URL of the active node that this lease names; "" if it has expired or is this node's.
-
-    `own_url` is where other nodes reach this one; `lease` is None if none was read; the result is then "".
-    """
+    """Return the URL of the active node that this lease names; "" if it has expired or is this node's."""
     if lease is None or lease.remaining_s <= 0 or lease.url == own_url:
         return ""
     return lease.url
 
 
 def name_conflict(own_url: str, known: NodeRow) -> str:
-    """Return a sentence if `known` is another node with this node's name; "" if it is this one, or gone.
-
-    It is another one if its URL differs from `own_url`, where other nodes reach this one, and it was seen within the
-    last two lease times.
-    """
+    """Return a sentence if `known` is another node with this node's name; "" if it is this one, or gone."""
     if known.url == own_url or known.seen_s_ago > 2 * LEASE_S:
         return ""
     return (
@@ -127,19 +106,12 @@ def name_conflict(own_url: str, known: NodeRow) -> str:
 
 
 def was_interrupted(lease_before: LeaseRow) -> bool:
-    """Return whether no node was active for over 30 s, or ever, so that VMs may have missed events.
-
-    `lease_before` is the lease as it was read last before this node took it.
-    """
+    """Return whether no node was active for over 30 s, or ever, so that VMs may have missed events."""
     return lease_before.term == 0 or -lease_before.remaining_s > INTERRUPTION_S
 
 
 def takeover_text(*, before: LeaseRow, node: str, term: int, after_s: float) -> str:
-    """Return the history's sentence about a takeover: `control passed from c1 to c2, term 7, after 3.4 s`.
-
-    It has other words for the first node that was ever active, and for a node that follows itself. `before` is the
-    lease as it was before, `node` the new holder, `after_s` how many seconds no node was active.
-    """
+    """Return the history's sentence about a takeover: `control passed from c1 to c2, term 7, after 3.4 s`."""
     if before.term == 0:
         return f"control node {node} is active, term {term}"
     if before.holder == node:

@@ -63,12 +63,7 @@ OpenRecord = Callable[[str], SharedRecord]  # connects to the record at a URL; b
 
 
 def open_postgres_record(url: str) -> SharedRecord:
-    """Connect to the record that control nodes share, in PostgreSQL; blocks. The caller closes it.
-
-    `url` is the database's. Raises Rejected without the driver, for a wrong URL or a database without our current
-    schema, RecordUnavailable if the server cannot be reached. Also makes the threads of this process take turns more
-    often.
-    """
+    """Connect to the record that control nodes share, in PostgreSQL; blocks. The caller closes it."""
     try:
         from forewarn.store.postgres_record import open_record
     except ModuleNotFoundError as error:
@@ -80,10 +75,7 @@ def open_postgres_record(url: str) -> SharedRecord:
 
 
 class _LeaseTerm:
-    """The term of a control node's lease, for the host nodes. Make it while the node holds the lease.
-
-    `number` is the term.
-    """
+    """The term of a control node's lease, for the host nodes. Make it while the node holds the lease."""
 
     def __init__(self, node: ControlNode) -> None:
         assert node.held is not None
@@ -106,13 +98,7 @@ class _LeaseTerm:
 
 
 class ControlNodeProcess:
-    """A control node with its sockets and ASGI apps, which stay the same in every role.
-
-    `running_control_node` makes it. `node` is the node itself, `service` the service that it runs while it is active,
-    else None. `bus` leads to the host nodes; it is None if the active node serves the VMs itself. `settings` and `port`
-    are its own; `metrics` are the node's; `console_app` and `local_app` are the apps of the HTTPS port and the unix
-    socket, which forward calls to the active node while this one is not.
-    """
+    """A control node with its sockets and ASGI apps, which stay the same in every role."""
 
     def __init__(
         self,
@@ -158,19 +144,13 @@ class ControlNodeProcess:
         self.local_app = NodeApp(local, has_target=has_target, answers_itself=own_paths, may_refuse=self.node.may_act)
 
     async def render_metrics(self) -> bytes:
-        """Return the metrics of this process as Prometheus text, for its plain HTTP port.
-
-        Those of the service are among them only while the node is active.
-        """
+        """Return the metrics of this process as Prometheus text, for its plain HTTP port."""
         if self.service is None:
             return self.metrics.render_process()
         return await self.service.metrics.render_own() + self.metrics.render()
 
     async def close(self) -> None:
-        """Close the copy and the connections to other nodes; call it after the node has ended.
-
-        The record, the port, the sockets and the bus stay open.
-        """
+        """Close the copy and the connections to other nodes; call it after the node has ended."""
         await self.node.close()
         for app in self._forwarding:
             await app.close()
@@ -258,12 +238,8 @@ async def running_control_node(
 ) -> AsyncIterator[ControlNodeProcess]:
     """Start a control node, yield it once it is served, and stop it when the block is left.
 
-    The node then follows the record, and becomes active as soon as it can. When the block is left, an active node gives
-    control up first. An error that ends the node cancels the block, and is raised in its place. Raises Rejected if the
-    settings, the secrets, the data directory, a port, the record's URL or the bus cannot be used, Refused if another
-    node has this name, or the record is of another cluster or release, Unavailable if the record cannot be reached.
-    Waits while the bus is out of reach. `open_record` connects to the record; `end` is called, on any thread, when the
-    process must end at once. `timing` has the intervals of the node; `real_time` returns POSIX seconds.
+    An active node gives control up first. An error that ends the node cancels the block, and is raised in its place.
+    `end` is called, on any thread, when the process must end at once.
     """
     _ = settings.chosen_hypervisor  # refused before anything is opened
     async with AsyncExitStack() as stack:

@@ -36,9 +36,7 @@ def require_lab(data: Path) -> None:
 def wipe_lab(directory: DataDirectory) -> None:
     """Delete a lab's store, its simulated hypervisor's ledger, and its files of VMs, commands and acts.
 
-    Certificates and the administrator's secret stay: clients trust the one and know the other. The next start may begin
-    with an empty store although these files are there. The caller holds the lock of the directory. Raises Refused for
-    the store of a production service, and deletes nothing then.
+    Certificates and the administrator's secret stay: clients trust the one and know the other.
     """
     require_lab(directory.path)
     directory.allow_new_store()  # first: a crash in between must not leave a directory that no service opens

@@ -26,10 +26,7 @@ _log = logging.getLogger(__name__)
 def run_service(settings: Settings, announce: Callable[[Service], None], *, new_store: bool = False) -> int | None:
     """Run a service until a signal stops it; blocks. Calls `announce(service)` once everything answers.
 
-    SIGINT and SIGTERM stop the service; SIGHUP replaces its workers, but stops it too if it has no workers or runs at a
-    terminal. `new_store` starts with an empty store where the database of an earlier service is missing. Returns the
-    number of pending events at the end; None if a signal stopped it during the start. Raises Rejected, Refused or
-    Unavailable if it cannot be started. Changes the umask and the limit of open files of this process.
+    Returns the number of pending events at the end; None if a signal stopped it during the start.
     """
     os.umask(0o077)  # only the owner may read the files of a service
     raise_open_file_limit()
@@ -62,11 +59,8 @@ async def _serve_until_signal(settings: Settings, announce: Callable[[Service], 
 def run_control_node(settings: Settings, announce: Callable[[ControlNodeProcess], None]) -> None:
     """Run a control node of a cluster until a signal stops it; blocks.
 
-    Calls `announce(process)` once its console and unix socket answer, in any role. SIGINT and SIGTERM stop it: an
-    active node gives control up first. SIGHUP replaces the workers of an active node. Raises Rejected, Refused or
-    Unavailable if it cannot be started; a signal during the start is no error. If another node takes its lease, or its
-    copy may differ from the record, the process ends at once with the status MUST_START_AGAIN_EXIT (4). Changes the
-    umask and the limit of open files of this process.
+    If another node takes its lease, or its copy may differ from the record, the process ends at once with the status
+    MUST_START_AGAIN_EXIT (4).
     """
     os.umask(0o077)  # only the owner may read the files of a service
     raise_open_file_limit()

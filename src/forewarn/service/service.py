@@ -30,10 +30,7 @@ _MAX_ENDPOINTS = 1000  # VMs of a lab whose addresses `info` lists
 
 
 def publisher_config(settings: Settings) -> PublisherConfig:
-    """Return the part of the settings that the metadata publisher needs. Opens nothing.
-
-    Raises Rejected if a listener in the settings is wrong.
-    """
+    """Return the part of the settings that the metadata publisher needs. Opens nothing."""
     rules = EndpointRules(
         versions=settings.served_versions,
         header_always=settings.require_header,
@@ -70,14 +67,7 @@ class Service:
     started_at: float  # lab time, in POSIX seconds
 
     def info(self) -> dict[str, Any]:
-        """Return the answer to `GET /service`: version, clock, listeners, workers, console, counts and more.
-
-        Its keys: version, pid, data, started_at, now, lab, speed, enablement, hypervisor (its `name`, and `text` which
-        says what it acts on), identity_on_loopback, listeners, workers, nodes (of hosts; only with a bus), console,
-        counts (the fields of StoreCounts) and endpoints (the first 1,000 VMs of a lab, each with its name `vm` and its
-        base `url`). The values can be encoded as JSON. Times are lab time; "console" is None without an HTTPS port,
-        else as `OperatorServer.describe` returns it.
-        """
+        """Return the answer to `GET /service`: version, clock, listeners, workers, console, counts and more."""
         now, speed, lab = self.control.lab_clock.status()
         return {
             "version": __version__,
@@ -106,20 +96,13 @@ class Service:
         return self.control.store.counts().events
 
     def lab_endpoints(self, limit: int) -> list[tuple[str, str]]:
-        """Return the first `limit` served VMs of a lab, as pairs of name and base URL for polls.
-
-        They are in the order in which the VMs were added to the fleet. The result is empty outside a lab.
-        """
+        """Return the first `limit` served VMs of a lab, as pairs of name and base URL for polls."""
         vms = filter(None, map(self.control.store.vm, self.control.placement.vm_keys()))
         endpoints = ((vm.name, self.publisher.lab_endpoint(vm)) for vm in vms)
         return list(islice(((name, url) for name, url in endpoints if url), limit))
 
     def sign_in_link(self) -> str:
-        """Create a one-time link that signs the local user in to the portal; return its URL.
-
-        The link signs in the client `admin` or the owner, see `sign_in_link_identity`, and is valid for 15 minutes.
-        Returns "" if the service has no HTTPS port, and so no portal.
-        """
+        """Create a one-time link that signs the local user in to the portal; return its URL."""
         if self.operator_server is None:
             return ""
         identity = sign_in_link_identity(
@@ -129,11 +112,7 @@ class Service:
 
 
 def web_dependencies(service: Service, directory: DataDirectory) -> Dependencies:
-    """Return what the web surfaces (API, Azure's API and portal) need of this service.
-
-    Its files are in `directory`. The health checks are those of `forewarn doctor`, with those of the workers and the
-    hypervisor.
-    """
+    """Return what the web surfaces (API, Azure's API and portal) need of this service."""
 
     frontend = service.publisher.frontend
 
@@ -176,8 +155,5 @@ def _hypervisor_text(settings: Settings) -> str:
 
 
 def owner_name() -> str:
-    """Return `local user NAME`: the owner of this service, as the history shows them.
-
-    NAME is the user of this process, as the environment names it (such as LOGNAME or USER), else as the system does.
-    """
+    """Return `local user NAME`: the owner of this service, as the history shows them."""
     return f"local user {getpass.getuser()}"

@@ -48,11 +48,7 @@ class SocketOwner(StrEnum):
 
 
 class HypervisorKind(StrEnum):
-    """Which hypervisor performs acts on VMs.
-
-    SIMULATED: no real VMs. PROCESS: namespace VMs by their supervisors, all others simulated. COMMAND: the operator's
-    own commands. QEMU and LIBVIRT: real VMs. NODES: the host nodes of a cluster, each with its own hypervisor.
-    """
+    """Which hypervisor performs acts on VMs."""
 
     SIMULATED = "simulated"
     PROCESS = "process"  # namespace VMs by their supervisors; simulated for all other VMs
@@ -81,8 +77,7 @@ NODE_HYPERVISORS = tuple(kind for kind in HypervisorKind if kind not in ("proces
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of a service; `load_settings` merges them from all sources and checks them.
 
-    The environment variable of a setting is FOREWARN_ and its name in capitals; `lab` and tables have none. Making one
-    directly checks nothing.
+    The environment variable of a setting is FOREWARN_ and its name in capitals; `lab` and tables have none.
     """
 
     data: str = ""  # the data directory: database, sockets, ledger, certificates
@@ -155,10 +150,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def chosen_hypervisor(self) -> HypervisorKind:
-        """The hypervisor that performs the acts of this service or host node; NODES for a service with a bus.
-
-        Raises Rejected if none was chosen, with a message that lists them.
-        """
+        """The hypervisor that performs the acts of this service or host node; NODES for a service with a bus."""
         if self.bus and not self.host:
             return HypervisorKind.NODES
         if self.hypervisor is None:
@@ -198,10 +190,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def _default_data_directory(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the data directory of a user's own service; creates nothing.
-
-    It is $XDG_STATE_HOME/forewarn, else ~/.local/state/forewarn, by the variables in `environ`.
-    """
+    """Return the data directory of a user's own service; creates nothing."""
     state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".local" / "state")
     return str(Path(state) / "forewarn")
 
@@ -214,14 +203,7 @@ def load_settings(
     environ: Mapping[str, str] = os.environ,
     is_node: bool = False,
 ) -> Settings:
-    """Return the settings: flags over environment over the settings file `config` over defaults, checked.
-
-    `flags` has values by the name of the setting, None if not given. `environ` has variables FOREWARN_NAME, whose lists
-    are separated by commas. `lab` selects the defaults of a lab. With `config` None there is no file. `is_node` says
-    that the settings are for a host node. The data directory becomes an absolute path. Raises Rejected if a setting is
-    wrong or, except in `environ`, unknown, or the file cannot be read; the message names the setting and what to write
-    instead.
-    """
+    """Return the settings: flags over environment over the settings file `config` over defaults, checked."""
     defaults = {"data": _default_data_directory(environ), "lab": lab}
     if lab:
         defaults |= {
@@ -260,10 +242,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of environment variables; lists are separated by commas.
-
-    Tables can only be in the file.
-    """
+    """The settings of environment variables; lists are separated by commas. Tables can only be in the file."""
     found: dict[str, Any] = {}
     for name in Settings.__struct_fields__:
         text = environ.get(ENVIRONMENT_PREFIX + name.upper())
@@ -301,10 +280,7 @@ def _remedy(name: str) -> str:
 
 
 def parse_console_address(text: str) -> tuple[str, int]:
-    """Return the IP address and port of the setting `console`; port 0 means any free port.
-
-    The text has an IPv6 address in brackets, the result without them. Rejected if it is not ADDRESS:PORT in numbers.
-    """
+    """Return the IP address and port of the setting `console`; port 0 means any free port."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if is_ip_address(host) and port.isdecimal() and int(port) < 65536:
@@ -313,11 +289,7 @@ def parse_console_address(text: str) -> tuple[str, int]:
 
 
 def parse_metrics_address(text: str) -> tuple[str, int]:
-    """Return the IP address and port of the owner's metrics, from the setting `metrics`.
-
-    Workers use the ports after it. The text has an IPv6 address in brackets, the result without them. Rejected if it
-    is not ADDRESS:PORT in numbers, or the port is 0.
-    """
+    """Return the IP address and port of the owner's metrics, from the setting `metrics`."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if is_ip_address(host) and port.isdecimal() and 0 < int(port) < 65536:

@@ -83,10 +83,7 @@ class Standby:
     async def look(self) -> bool:
         """Bring the copy of the record up to date and read the lease; return whether both succeeded.
 
-        If not, `problem` says why, and the next look tries again. If only the copy fails, as on a full disk, the lease
-        is read all the same, so that calls can be forwarded. It blocks a thread, not the event loop. Raises Refused if
-        the cluster has other secrets than this node, the file is a store that is not a copy, the record is of a newer
-        release or, when the copy is opened, its site was moved away. A copy of another record is built again.
+        If only the copy fails, as on a full disk, the lease is read all the same, so that calls can be forwarded.
         """
         before = self._real_time()
         try:
@@ -101,10 +98,7 @@ class Standby:
         return not self.problem
 
     async def read_free_space(self) -> None:
-        """Read how much space the disk of the copy has now, into `free_bytes`.
-
-        It is for the active node, which does not call `look`; `look` reads it too.
-        """
+        """Read how much space the disk of the copy has now, into `free_bytes`."""
         self.free_bytes = await asyncio.to_thread(_free_bytes, self._path)
 
     def _note_lease(self, lease: LeaseRow, before: float) -> None:
@@ -119,9 +113,7 @@ class Standby:
     async def take(self, name: str, url: str) -> TakenLease | None:
         """Try to take the lease for this node; None if another one was faster, or the record is out of reach.
 
-        In the latter case `problem` says why, and the lease may have been taken all the same; then it expires. Raises
-        AssertionError before a successful `look`. `name` is this node's name, `url` where other nodes reach it; both
-        are stored with the lease.
+        In the latter case `problem` says why, and the lease may have been taken all the same; then it expires.
         """
         before = self.lease
         assert before is not None, "look first"
@@ -141,12 +133,7 @@ class Standby:
         clock: Callable[[], float],
         on_stop: Callable[[MustStop], None],
     ) -> ReplicatedStore:
-        """Stop following the record, and open this node's copy as the store of the active node.
-
-        The caller closes the store before the next `look`. `guard` says whether the lease still holds; `clock` returns
-        lab time; `on_stop` is called on the writer's thread if this process must end. Raises RecordUnavailable,
-        Unavailable, Rejected, Refused or RecordMismatch, see `ReplicatedStore.open_copy`.
-        """
+        """Stop following the record, and open this copy as the store of the active node; close it before `look`."""
 
         def open_copy() -> ReplicatedStore:
             self._close_follower()
@@ -179,17 +166,11 @@ class Standby:
         return taken._replace(lease=lease, sent_at=sent_at)
 
     def forget_lease(self) -> None:
-        """Forget the lease that was read, and when another node was active, because this one was until now.
-
-        The lease itself, in the record, stays as it is.
-        """
+        """Forget the lease that was read, and when another node was active, because this one was until now."""
         self.lease, self._alive_at = None, None
 
     async def close(self) -> None:
-        """Abort the call of the record that is under way, if any, and close the copy; the record stays open.
-
-        Call it once.
-        """
+        """Abort the call of the record that is under way, if any, and close the copy; the record stays open."""
         self._record.abort()
         await self._call(self._close_follower)
         self._thread.shutdown()
@@ -198,10 +179,7 @@ class Standby:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def _follow_or_read_lease(self) -> LeaseRow:
-        """Bring the copy up to date and return the lease; if the copy fails, `_copy_problem` says why.
-
-        A copy that has failed is tried again after a while. Raises as `CopyFollower` for the record, and Refused.
-        """
+        """Bring the copy up to date and return the lease; if the copy fails, `_copy_problem` says why."""
         if not self._copy_problem or self._monotonic() >= self._copy_retry_at:
             try:
                 lease = self._follow()

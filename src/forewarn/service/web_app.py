@@ -41,8 +41,7 @@ _PLAIN_HTTP_PATHS = ("/", "/metrics", PORTAL_PREFIX)
 class ReadYourWritesMiddleware:
     """ASGI middleware that holds the response to a change back until VMs can see the change.
 
-    It waits for `wait_until_published`, which may give up after a while. Every HTTP request except GET and HEAD counts
-    as a change. `app` gets all calls at once; only its response is delayed.
+    Every HTTP request except GET and HEAD counts as a change.
     """
 
     def __init__(self, app: ASGIApp, *, wait_until_published: Callable[[], Awaitable[None]]) -> None:
@@ -62,9 +61,7 @@ class ReadYourWritesMiddleware:
 class PlainHttpMiddleware:
     """ASGI middleware that answers plain HTTP with 400, except for the portal and /metrics on loopback.
 
-    The path / counts as the portal. HTTPS passes unchanged. The server lets only loopback connections use plain HTTP; a
-    web site may resolve its own name to that address, so the Host header must name loopback too. `app` gets all other
-    calls.
+    A web site may resolve its own name to a loopback address, so the Host header must name loopback too.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -104,13 +101,6 @@ def _metrics_routes(
     authenticate_session: SessionAuthenticator | None,
     make_context_for: Callable[..., RequestContext],
 ) -> list[BaseRoute]:
-    """Return the route of GET /metrics, for callers with the right to read the whole service.
-
-    It answers in Prometheus's text format, or 404 if the service has no metrics. A request with an Authorization header
-    gets its context from `make_context`. Otherwise `authenticate_session` identifies a portal session (None: there is
-    no portal), and `make_context_for` makes a context for its principal.
-    """
-
     async def endpoint(request: Request) -> Response:
         return await run_request(
             request,
@@ -146,10 +136,7 @@ def build_web_app(
 ) -> Starlette:
     """Build the ASGI app of the API, Azure's API, /metrics and, with `authenticate_session`, the portal.
 
-    Without `authenticate`, every caller is the owner of the unix socket, who may do everything. `authenticate_session`
-    identifies a portal session. `sign_in_routes` are the pages where people sign in. `directory`, the index of VM
-    names, may be shared between apps; None makes a new one. A change is answered when VMs can see it, if `dependencies`
-    can tell.
+    Without `authenticate`, every caller is the owner of the unix socket, who may do everything.
     """
     authenticate = authenticate or _authenticate_as_owner(dependencies)
     fleet_directory = directory or FleetDirectory(dependencies.control.store)

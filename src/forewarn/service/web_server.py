@@ -41,10 +41,7 @@ from forewarn.web.forwarding import forwarded_owner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorServer:
-    """The operators' surfaces on the HTTPS port (the console), with tokens, sessions and sign-in.
-
-    Made by `open_operator_server` or `make_operator_server`; it accepts calls only within `serve`.
-    """
+    """The operators' surfaces on the HTTPS port (the console); it accepts calls only within `serve`."""
 
     port: ConsolePort  # bound, and served by `serve`
     url: str  # the setting `console_url`, else that of the port; the issuer of tokens is `/adfs` there
@@ -57,20 +54,14 @@ class OperatorServer:
 
     @asynccontextmanager
     async def serve(self, dependencies: Dependencies, directory: FleetDirectory) -> AsyncIterator[None]:
-        """Serve the API, Azure's API, /metrics and the portal on the port until the block is left.
-
-        Callers must authenticate. `directory` is the index of VM names, shared with other apps. At the end it closes
-        the socket of the port.
-        """
+        """Serve the API, Azure's API, /metrics and the portal on the port until the block is left."""
         async with self.port.serve(self.build_app(dependencies, directory)):
             yield
 
     def build_app(self, dependencies: Dependencies, directory: FleetDirectory) -> Starlette:
-        """Return the ASGI app with the API, Azure's API, /metrics and the portal. Serves nothing itself.
+        """Return the ASGI app with the API, Azure's API, /metrics and the portal.
 
-        Callers need a bearer token, a session of the portal, or to be forwarded as the owner by another control node;
-        from then on their connection counts for them. Plain HTTP is accepted only for the portal and /metrics, on this
-        machine. `directory` is the index of VM names, shared with other apps.
+        Callers need a bearer token, a session of the portal, or to be forwarded as the owner by another control node.
         """
         sessions = SessionManager(dependencies=dependencies, sign_in=self.sign_in, sessions=self.sessions)
         bearer = BearerAuthenticator(sign_in=self.sign_in, store=dependencies.control.store)
@@ -96,11 +87,7 @@ class OperatorServer:
         return app
 
     def describe(self) -> dict[str, Any]:
-        """Return what `GET /service` says of the console, without secrets.
-
-        Its keys: "url", "portal" (its URL), "tenant_id", "client_id" (of the administrator), "ca" and "admin_secret"
-        (paths), and "issuer" (the URL of the external issuer). "ca" and "issuer" are "" if there is none.
-        """
+        """Return what `GET /service` says of the console, without secrets."""
         return {
             "url": self.url,
             "portal": self.portal_url,
@@ -115,13 +102,7 @@ class OperatorServer:
 async def open_operator_server(
     settings: Settings, directory: DataDirectory, store: Store, now: float
 ) -> OperatorServer | None:
-    """Bind the HTTPS port of a service alone and prepare to serve it; None if the settings want no port.
-
-    Creates keys, the certificate and the tenant id if they are missing and, once, the administrator client, unless
-    clients sign in at an external issuer. `now` is lab time, for the history. Serves nothing yet. The caller closes the
-    socket of its port. Raises Rejected if the address, the certificate or a secret's file cannot be used, Unavailable
-    if the store or a file cannot be written.
-    """
+    """Bind the HTTPS port of a service alone and prepare to serve it; None if the settings want no port."""
     port = bind_console_port(settings, directory, directory.secrets)
     if port is None:
         return None
@@ -135,12 +116,7 @@ async def open_operator_server(
 async def make_operator_server(
     settings: Settings, port: ConsolePort, secrets: SecretFiles, store: Store, now: float
 ) -> OperatorServer:
-    """Prepare the operators' surfaces for this port, with the keys in `secrets`; create missing ones.
-
-    Also stores the tenant id and, once, creates the administrator client, unless clients sign in at an external issuer.
-    Serves nothing yet. The port stays the caller's, even after an error. `now` is lab time, for the history. Raises
-    Rejected if a secret's file cannot be used, Unavailable if the store cannot be written.
-    """
+    """Prepare the operators' surfaces for this port, with the keys in `secrets`; create missing ones."""
     key = SigningKey.load_or_create(secrets.token_key)
     url, browser_url = settings.console_url or port.url, settings.console_url or port.local_url
     issuer = TokenIssuer(

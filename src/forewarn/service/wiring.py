@@ -77,10 +77,7 @@ _SCOPES_PER_BATCH = 256  # concurrent transactions, which the store commits toge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStorage:
-    """The open store of a service, its clock, and what its start means for the VMs.
-
-    A service that runs alone opens its own; a control node of a cluster gets them when it becomes active.
-    """
+    """The open store of a service, its clock, and what its start means for the VMs."""
 
     store: Store  # open; the caller closes it
     clock: Clock  # of the service: lab time in a lab
@@ -94,11 +91,8 @@ class ServiceStorage:
 async def running_service(settings: Settings, *, new_store: bool = False) -> AsyncIterator[Service]:
     """Start the service, yield it once it answers, and stop it when the block is left.
 
-    `new_store` starts with an empty store where the database of an earlier service is missing. Raises Rejected if the
-    settings, the data directory or a port cannot be used, Refused if another service uses the directory or its store
-    must not be opened, Unavailable if a worker fails to start or the store cannot be written. Waits while the bus, if
-    any, is out of reach. Stopping answers the requests in progress within DRAIN_TIMEOUT_S and writes all observations.
-    The history gets an entry for the start, and one for the stop unless the block raises.
+    Stopping answers the requests in progress within DRAIN_TIMEOUT_S and writes all observations. The history gets an
+    entry for the start, and one for the stop unless the block raises.
     """
     _ = settings.chosen_hypervisor  # refused before anything is opened
     async with AsyncExitStack() as stack:
@@ -135,11 +129,7 @@ async def open_control(
 ) -> tuple[ControlPlane, SupervisorRegistry]:
     """Open the hypervisor and the control plane on an open store; apply the initial fleet to an empty one.
 
-    Returns the control plane, and the registry of namespace VMs' supervisors. Also stores whether the store is a lab's,
-    writes `started_text`, if any, to the history, enables all scopes if the settings say so, and begins to watch what
-    real hosts have free. Nothing is performed before `start_service`. The stack closes what this opens, but not the
-    store. Raises Rejected if the settings, the fleet file or a file of the hypervisor cannot be used, Unavailable if
-    the store cannot be written.
+    Nothing is performed before `start_service`. The stack closes what this opens, but not the store.
     """
     await mark_purpose(storage.store, _store_purpose(settings))
     supervisors = SupervisorRegistry(SupervisorRecords(directory.vms))
@@ -191,11 +181,8 @@ async def start_service(
 ) -> tuple[Service, FleetDirectory]:
     """Start what operators do not call: reconciler, webhooks, metadata, supervisors, maintenance jobs.
 
-    Returns the service, and the index of its VM names, which the web surfaces share. The stack stops what this starts.
-    `operator_server` issues the tokens of VMs; with None they get none. `worker_metrics_sockets` has one for each
-    worker, or none. `cluster` has the host nodes that answer VMs and act; with None, this machine does. Raises Rejected
-    if a socket cannot be bound, Refused if another process uses it or the bus does not permit it, OSError if a socket
-    of a lab cannot listen, Unavailable if a worker fails to start or the store cannot be written.
+    The stack stops what this starts. `cluster` has the host nodes that answer VMs and act; with None, this machine
+    does.
     """
     names = FleetDirectory(control.store)  # shared, because it holds the name of every VM
     stack.callback(names.close)
@@ -313,10 +300,7 @@ async def _serve_supervisors(
 
 
 def bind_metrics(stack: AsyncExitStack, settings: Settings) -> tuple[socket.socket, ...]:
-    """Bind the sockets for metrics: the first for this process, then one per worker; () without metrics.
-
-    The stack closes them. Raises Rejected if a port cannot be bound.
-    """
+    """Bind the sockets for metrics: the first for this process, then one per worker; () without metrics."""
     if not settings.metrics:
         return ()
     sockets = bind_metrics_sockets(*parse_metrics_address(settings.metrics), workers=settings.workers)
@@ -345,8 +329,7 @@ async def _run_in_background(stack: AsyncExitStack, work: Any) -> None:
 def without_garbage_collection() -> Iterator[None]:
     """Switch garbage collection off within the `with` block, and exempt the objects that exist at its end.
 
-    They are the state of the whole fleet: never garbage, and slow to search. After the block, collection is on, and
-    runs less often than by default.
+    They are the state of the whole fleet: never garbage, and slow to search.
     """
     gc.disable()
     try:
@@ -358,10 +341,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 async def write_service_entry(control: ControlPlane, text: str) -> None:
-    """Write an entry about the service itself to the history; a failure is logged, not raised.
-
-    `text` is the sentence. The entry has the present lab time, and is by `forewarn`.
-    """
+    """Write an entry about the service itself to the history; a failure is logged, not raised."""
     await _write_entry(control, HistoryEntry(at=control.clock.now(), what=EntryKind.SERVICE, who="forewarn", text=text))
 
 
@@ -406,8 +386,4 @@ async def _apply_enablement(control: ControlPlane, settings: Settings) -> None:
 
 
 def _program_entry(vm: Vm, what: EntryKind, text: str, at: float) -> HistoryEntry:
-    """Make a history entry about the program that a namespace VM runs; does not store it.
-
-    `what` is its kind, `text` what happened, in words, and `at` is lab time.
-    """
     return HistoryEntry(at=at, what=what, who="forewarn", text=text, scope_id=vm.scope_id, vm=vm.name)

@@ -23,9 +23,7 @@ _PAGES_PER_STEP = 256  # of a connection that the event loop reads with: the loo
 def write_backup(source: Path, path: Path, original: sqlite3.Connection | None = None) -> None:
     """Copy the store at `source`, which may be in use, to the new file `path`; durable on return.
 
-    `original` is an open connection to copy from, for a store whose file is no longer at `source`; it stays open, and
-    other threads can read with it meanwhile. Raises Refused if `path` exists, Unavailable if a file cannot be read or
-    written. The new file has mode 0600. Blocks; call it in a thread.
+    `original` is an open connection to copy from, for a store whose file is no longer at `source`. Call it in a thread.
     """
     if path.exists():
         raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name")

@@ -38,13 +38,7 @@ class TableDigest(NamedTuple):
 
 
 def digest_tables(pieces: Iterable[tuple[str, Sequence[SqlValues]]]) -> dict[str, TableDigest]:
-    """Return the number of rows and the digest of every replicated table, by table name.
-
-    Replicated tables are those that a record (PostgreSQL) shares with its copies. `pieces` are pairs of a table's name
-    and some of its rows, with all columns in the order of the schema; the pieces and rows may come in any order. A
-    table without pieces has 0 rows; tables that are not replicated are ignored. `last_request_at` of scopes does not
-    count.
-    """
+    """Return the number of rows and the digest of every replicated table; pieces and rows may come in any order."""
     counts: defaultdict[str, int] = defaultdict(int)
     sums: defaultdict[str, int] = defaultdict(int)
     for table, rows in pieces:
@@ -57,29 +51,17 @@ def digest_tables(pieces: Iterable[tuple[str, Sequence[SqlValues]]]) -> dict[str
 
 
 def snapshot_digests(snapshot: RecordSnapshot) -> dict[str, TableDigest]:
-    """Return the digests of a record's tables in a snapshot, by table name; blocks while it reads them.
-
-    It reads `snapshot.tables`, which cannot be read again afterwards. Raises RecordUnavailable.
-    """
+    """Return the digests of a record's tables in a snapshot, by table name; blocks while it reads them."""
     return digest_tables(snapshot.tables)
 
 
 def copy_digests(path: Path) -> dict[str, TableDigest]:
-    """Return the digests of the replicated tables of the SQLite store at `path`, by table name.
-
-    The store may be in use: all tables are read as of one moment. Blocks. Raises sqlite3.Error if the file is missing
-    or cannot be read.
-    """
+    """Return the digests of the replicated tables of the SQLite store at `path`, by table name."""
     return digest_tables(read_rows(path))
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Sequence[SqlValues]]]:
-    """Return an iterator over the rows of the replicated tables of the SQLite store at `path`.
-
-    It yields pairs of a table's name and up to 5000 rows, whose columns are in the order of the schema, and nothing for
-    an empty table. All rows are as of one moment; the file is open until the iterator ends. Raises sqlite3.Error, when
-    it is read, if the file is missing or cannot be read.
-    """
+    """Return an iterator over the rows of the replicated tables of the SQLite store at `path`."""
     with closing(sqlite_file.connect(path, mode="ro")) as db:
         db.execute("BEGIN")
         for table in REPLICATED_TABLES.values():

@@ -30,10 +30,7 @@ _HAS_ROWS = "SELECT EXISTS (SELECT 1 FROM scopes) OR EXISTS (SELECT 1 FROM hosts
 
 
 class CopyPosition(NamedTuple):
-    """How far a copy of a record (PostgreSQL) is: the last group of writes in it. Stored in the copy.
-
-    A group is one transaction of the record; groups are numbered without gaps.
-    """
+    """How far a copy of a record (PostgreSQL) is: the last group of writes in it. Stored in the copy."""
 
     record_id: str  # of the record; another one each time that is made, moved or renewed
     term: int  # of the group
@@ -42,12 +39,7 @@ class CopyPosition(NamedTuple):
 
 
 class RebuildReason(StrEnum):
-    """Why a copy of a record was built, for the first time or again; the values are clauses for people.
-
-    MISSING: there was no file, or a store without rows. DAMAGED: the file was damaged; it is kept as NAME.damaged.
-    OTHER_RECORD: the copy was of another record, or from before the record's epochs were renewed. TOO_OLD: the record's
-    log did not reach back to the copy. LOST_GROUPS: the copy had groups of writes that the record has lost.
-    """
+    """Why a copy of a record was built, for the first time or again; the values are clauses for people."""
 
     MISSING = "there was no copy"
     DAMAGED = "the file was damaged"
@@ -57,11 +49,7 @@ class RebuildReason(StrEnum):
 
 
 def read_position(db: sqlite3.Connection) -> CopyPosition | None:
-    """Return the last group of its record that a copy has; None if this store is not a copy.
-
-    `db` is a connection to the SQLite store. Raises sqlite3.OperationalError for a store of a release that had no
-    records, which lacks the table.
-    """
+    """Return the last group of its record that a copy has; None if this store is not a copy."""
     row = db.execute(_READ_POSITION).fetchone()
     return CopyPosition(*row) if row else None
 
@@ -69,18 +57,13 @@ def read_position(db: sqlite3.Connection) -> CopyPosition | None:
 def write_position(db: sqlite3.Connection, position: CopyPosition) -> None:
     """Write the term and number of the last group that a copy has; the caller commits.
 
-    Call it in the transaction that writes the rows of the group. It keeps the stored `record_id`, ignoring the one in
-    `position`, and does nothing in a store that is not a copy.
+    Call it in the transaction that writes the rows of the group. Does nothing in a store that is not a copy.
     """
     db.execute("UPDATE record_position SET term = ?, number = ?, hash = ?", position[1:])
 
 
 def forget_position(path: Path) -> None:
-    """Turn a copy of a record into an ordinary store, which can be opened without the record.
-
-    It only deletes the position from the SQLite file at `path`, which no process may use; durable on return. Does
-    nothing to a store that is not a copy. Raises sqlite3.Error or OSError if the file is missing or cannot be written.
-    """
+    """Turn a copy of a record into an ordinary store, which can be opened without the record."""
     with closing(sqlite_file.connect(path, mode="rw")) as db:
         db.execute("PRAGMA synchronous = FULL")
         db.execute(_FORGET_POSITION)
@@ -91,11 +74,7 @@ class CopyFollower:
     """A copy of a record (PostgreSQL) in a SQLite file that follows it. No other connection may be open.
 
     The constructor opens the copy at `path`, and builds it if it is missing, empty or damaged; `follow` brings it up to
-    date, and `close` closes the file. Both the constructor and `follow` block, and raise RecordUnavailable if the
-    record cannot be reached, Unavailable for file errors, Rejected if the file is of another program or a newer
-    forewarn, or its directory is missing, and Refused if it is a store that is not a copy, if the record is of a newer
-    release or, when the copy is opened, if its site was moved away. The list `rebuilt` has the reason for each time
-    that the copy was built, oldest first. `name` says in messages whose copy it is.
+    date. `rebuilt` has the reason for each time that the copy was built, oldest first.
     """
 
     def __init__(self, path: Path, record: SharedRecord, name: str = "the copy") -> None:
@@ -110,10 +89,7 @@ class CopyFollower:
 
     @property
     def position(self) -> CopyPosition:
-        """The last group of the record that the copy has; read from the file each time.
-
-        Raises sqlite3.ProgrammingError after `close`, until `follow` has opened the copy again.
-        """
+        """The last group of the record that the copy has; read from the file each time."""
         found = read_position(self._db)
         assert found is not None
         return found
@@ -141,12 +117,7 @@ class CopyFollower:
         return lease
 
     def follow_to(self, lease: LeaseRow) -> CopyPosition:
-        """Follow once, and check that the copy ends at the last group of a lease; return its position.
-
-        `lease` is the one that this node has just taken, so no group should follow. Raises RecordMismatch if the copy
-        is then at another group or of another record, because another node writes; RecordUnavailable, Unavailable,
-        Rejected or Refused if the record cannot be followed. Blocks.
-        """
+        """Follow once, and check that the copy ends at the last group of a lease; return its position."""
         self.follow()
         position = self.position
         if (position.record_id, position.number) != (lease.record_id, lease.number):
@@ -226,10 +197,7 @@ class CopyFollower:
 
 
 def _reason_to_rebuild(path: Path) -> RebuildReason | None:
-    """Return why the file at `path` cannot be followed from; None if it is a copy.
-
-    Raises Refused if it is a store that is not a copy, so that it is never overwritten.
-    """
+    """Return why the file cannot be followed from; a store that is not a copy is refused, so never overwritten."""
     if sqlite_file.is_new_file(path):
         return RebuildReason.MISSING
     try:
@@ -251,11 +219,8 @@ def _reason_to_rebuild(path: Path) -> RebuildReason | None:
 def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
     """Build a copy of the record in place of the file at `path`, durably; return the copy's position.
 
-    The copy is written to a file beside `path`, which then replaces any store there, even one that is not a copy. Only
-    a damaged store is kept, as NAME.damaged, replacing an earlier such file. No process may have the file open. Polls
-    of an earlier copy are lost. Blocks. Raises RecordUnavailable, Refused if the record is of a newer release, Rejected
-    if the file at `path` is of another program or a newer forewarn, OSError and sqlite3.Error; an error before the
-    replacement leaves everything as it was.
+    The copy is written to a file beside `path`, which then replaces any store there. Only a damaged store is kept, as
+    NAME.damaged. Polls of an earlier copy are lost. An error before the replacement leaves everything as it was.
     """
     partial = path.with_name(path.name + ".building")
     _delete_database(partial)

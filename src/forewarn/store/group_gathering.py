@@ -16,12 +16,10 @@ _MAX_PAUSE = 16  # groups
 class GroupGathering:
     """Decides how long a group of writes waits, before its commit, for the callers of the group before it.
 
-    The writer thread of a copy calls `wait_s` whenever it could commit a group, and `answered` after it has. Callers
-    that were just answered often write again, so a group waits until it has 7/8 of the writes that were under way when
-    the group before was answered. It waits at most as long as the commit of that group took, counted from its answer,
-    and never longer than 0.1 s. Fewer than 8 writes are never waited for. If the callers did not come back, the next
-    group does not wait; if that happens again and again, the next 2, 4, 8 and at most 16 groups do not wait. It only
-    computes and never sleeps. Times are monotonic, in seconds.
+    A group waits until it has 7/8 of the writes that were under way when the group before was answered, at most as long
+    as the commit of that group took, and never longer than 0.1 s. Fewer than 8 writes are never waited for. If the
+    callers did not come back, the next group does not wait; if that happens again and again, the next 2, 4, 8 and at
+    most 16 groups do not wait. It only computes. Times are monotonic.
     """
 
     def __init__(self) -> None:
@@ -33,11 +31,7 @@ class GroupGathering:
         self._next_pause = 1
 
     def wait_s(self, queued: int, now: float) -> float:
-        """Return how many seconds a group of `queued` writes should wait for another write; 0.0 for none.
-
-        It does not wait itself. The first call after `answered` also notes how many writes to expect: those of the last
-        group, and `queued`.
-        """
+        """Return how many seconds a group of `queued` writes should wait for another write; 0.0 for none."""
         if self._expected is None:
             self._expected = self._last_size + queued
         if self._pause or self._expected < _FROM_CALLERS or self._has_enough(queued):
@@ -47,11 +41,7 @@ class GroupGathering:
         return wait_s
 
     def answered(self, size: int, began_at: float, now: float) -> None:
-        """Note that a group of `size` writes was answered now; the next group waits for its callers.
-
-        `began_at` is when its commit began: the next group waits at most as long as that commit took, and at most 0.1
-        s. If this group has waited in vain, some of the next groups do not wait.
-        """
+        """Note that a group of `size` writes was answered now; the next group waits for its callers."""
         if self._pause:
             self._pause -= 1
         elif self._has_waited and self._has_enough(size):

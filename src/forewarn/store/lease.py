@@ -24,12 +24,7 @@ _PRUNE_INTERVAL_S = 60.0
 
 
 class LeaseState(StrEnum):
-    """What a control node that has taken the lease may do now.
-
-    HELD: decide, write and act. SUSPENDED: only read, because the lease may have expired; it can become HELD again.
-    DEPOSED: end the process, because another node has the lease. RELEASED: nothing, because this node has given it up.
-    The last two are final.
-    """
+    """What a control node that has taken the lease may do now."""
 
     HELD = "held"  # decide, write and act
     SUSPENDED = "suspended"  # only read: the lease may have expired
@@ -95,18 +90,12 @@ class HeldLease:
 
     @property
     def margin_s(self) -> float:
-        """For how many seconds this node may still act without a renewal; 0 or less: it is suspended.
-
-        It goes on counting after the lease was lost or released: `state` says whether it was.
-        """
+        """For how many seconds this node may still act without a renewal; 0 or less: it is suspended."""
         return self._sent_at + LEASE_S - self._monotonic()
 
     @property
     def explanation(self) -> str:
-        """Why the lease is not held (suspended, deposed or released), in a sentence; "" if it is.
-
-        A suspended lease says whether PostgreSQL waits for its standby or does not answer, or this process is too busy.
-        """
+        """Why the lease is not held (suspended, deposed or released), in a sentence; "" if it is."""
         state = self.state
         if state is LeaseState.HELD:
             return ""
@@ -125,10 +114,7 @@ class HeldLease:
         return f"nothing can be changed, because the lease was not renewed for {seconds:.0f} s: {reason}"
 
     def check(self) -> None:
-        """Raise RecordUnavailable while the lease is suspended, Deposed if it was lost or released.
-
-        Does nothing while the lease is held. It does not contact the server.
-        """
+        """Raise RecordUnavailable while the lease is suspended, Deposed if it was lost or released."""
         state = self.state
         if state is LeaseState.SUSPENDED:
             raise RecordUnavailable(self.explanation)
@@ -143,8 +129,7 @@ class HeldLease:
     def renewed(self, sent_at: float) -> None:
         """Count a call that has renewed the lease, such as a commit: the lease lasts LEASE_S from `sent_at`.
 
-        It only counts and sends nothing. `sent_at` is the monotonic time before the call was sent; a time before the
-        last one does not shorten the lease. A suspended lease becomes held again, and `on_change` is called.
+        `sent_at` is the monotonic time before the call was sent.
         """
         with self._lock:
             self._sent_at = max(self._sent_at, sent_at)
@@ -153,19 +138,14 @@ class HeldLease:
         self._report()
 
     def deposed(self, reason: str) -> None:
-        """Mark the lease as lost, because a commit has found that another node has it.
-
-        The state is DEPOSED from then on, `on_change` is called, and `explanation` shows `reason`. Does nothing if the
-        lease was deposed, released or stopped before. Changes nothing in the record.
-        """
+        """Mark the lease as lost, because a commit has found that another node has it."""
         self._end(LeaseState.DEPOSED, reason)
 
     def release(self) -> None:
         """Stop the threads and give the lease up, so that another node can take it at once.
 
-        Blocks, perhaps for seconds; do not call it from `on_change`. The state is then RELEASED. If the lease was
-        deposed, the state stays DEPOSED; then, and after `stop`, nothing is given up. If the record cannot be reached,
-        the lease expires by itself; no error is raised.
+        Blocks, perhaps for seconds; do not call it from `on_change`. If the record cannot be reached, the lease expires
+        by itself.
         """
         was_held = self._ended is None
         self.stop()
@@ -179,11 +159,7 @@ class HeldLease:
                 record.close()
 
     def stop(self) -> None:
-        """Stop the threads, and leave the lease in the record until it expires. Stopping twice is harmless.
-
-        Blocks until both have ended, so do not call it from `on_change`; a call of theirs that is under way is aborted.
-        The state is then RELEASED, unless the lease was deposed.
-        """
+        """Stop the threads, and leave the lease in the record until it expires. Do not call it from `on_change`."""
         self._end(LeaseState.RELEASED, "it was released")
         self._is_stopping.set()
         for record, thread in zip((self._renewing, self._watching), self._threads, strict=True):

@@ -27,10 +27,7 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True, kw_only=True)
 class MemoryTables:
-    """All rows of one `MemoryStore`, by id unless noted, in the order they were added. Rows are immutable.
-
-    `require_current` and `apply` write a commit; no table is shared with another store.
-    """
+    """All rows of one `MemoryStore`, by id unless noted, in the order they were added. Rows are immutable."""
 
     scopes: dict[str, Scope] = field(default_factory=dict)  # without VMs, events and new entries
     vms: dict[str, Vm] = field(default_factory=dict)  # by key, removed ones too
@@ -79,12 +76,7 @@ class MemoryTables:
         )
 
     def require_current(self, commit: Commit) -> None:
-        """Raise Conflict unless the commit was decided on the stored versions; changes nothing.
-
-        Checks the version of each scope, host, gate and request in it (0: must not exist), including hosts that it
-        removes or only brings VMs to (`destinations`), and the `arrivals` of hosts that it changes or removes. If a row
-        is in the commit twice, the second must be one version later.
-        """
+        """Raise Conflict unless the commit was decided on the stored versions; changes nothing."""
         require_current_versions("scope", commit.scopes, lambda id_: _row_version(self.scopes.get(id_)))
         self._require_current_hosts(commit)
         require_current_versions("gate", commit.gates, lambda id_: _row_version(self.gates.get(id_)))
@@ -110,11 +102,7 @@ class MemoryTables:
                 raise host_conflict(host, version)
 
     def apply(self, commit: Commit) -> AppliedCommit:
-        """Write all of a commit into these tables, in order of its fields; return it with numbered entries.
-
-        Adds 1 to the version of each scope, host, gate and request that it writes; the returned commit has the old
-        ones. Checks no version: call `require_current` before.
-        """
+        """Write all of a commit into these tables, in order of its fields; return it with numbered entries."""
         for scope in commit.scopes:
             self._put_scope(scope)
         for vm in commit.vms:
@@ -155,11 +143,7 @@ class MemoryTables:
         return AppliedCommit(commit=replace(commit, entries=entries), seq=self.last_seq)
 
     def record_observations(self, polls: Iterable[LastPoll], deliveries: Iterable[EventDelivery]) -> None:
-        """Keep the latest poll of each VM and the first delivery of each event, VM and status; drop others.
-
-        Of polls with equal times the one recorded last is kept. Also moves `last_request_at` of the polled scopes
-        forward; no version changes, and unknown VMs and scopes are not errors.
-        """
+        """Keep the latest poll of each VM and the first delivery of each event, VM and status; drop others."""
         for poll in polls:
             old = self.last_polls.get(poll.vm)
             if old is None or poll.at >= old.at:
@@ -172,12 +156,7 @@ class MemoryTables:
             self.deliveries.setdefault((delivery.event_id, delivery.vm, delivery.status), delivery)
 
     def prune(self, before: float) -> int:
-        """Delete what is older than this lab time; return how many history entries were deleted.
-
-        Those are history entries; events that are over, with their deliveries; requests made before then that nothing
-        kept refers to, with their gates, measurements and replay scripts; and removed VMs that no kept or planned event
-        lists and no kept event was delivered to, with their polls. Open requests stay, and so do their events.
-        """
+        """Delete what is older than this lab time; return how many history entries were deleted."""
         kept = [entry for entry in self.history if entry.at >= before]
         deleted = len(self.history) - len(kept)
         self.history = kept

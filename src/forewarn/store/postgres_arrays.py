@@ -99,11 +99,7 @@ def register_arrays(db: psycopg.Connection[Any]) -> None:
 
 @cache
 def upsert_all_sql(table: str, width: int) -> bytes:
-    """Return SQL for PostgreSQL that inserts many rows, and replaces those with the same primary keys.
-
-    `array_parameters` makes its parameters. It writes the first `width` columns of `table`: rows of an earlier release
-    have fewer than the table. No two rows may have the same key. Raises KeyError if the table is not replicated.
-    """
+    """Return SQL for PostgreSQL that inserts many rows, and replaces those with the same primary keys."""
     names = ", ".join(map(quote, REPLICATED_TABLES[table].columns[:width]))
     arrays = ", ".join(["%b"] * width)
     return (
@@ -112,12 +108,7 @@ def upsert_all_sql(table: str, width: int) -> bytes:
 
 
 def array_parameters(table: str, rows: Sequence[SqlValues]) -> tuple[object, ...]:
-    """Return the parameters of `upsert_all_sql` for these rows: one array for each of their columns.
-
-    `rows` are tuples with the first columns of `table` in the order of the schema. There must be at least one row, and
-    all must have the same width. Raises psycopg.DataError if a value is not of the type of its column, or is a text
-    with NUL.
-    """
+    """Return the parameters of `upsert_all_sql` for these rows: one array for each of their columns."""
     try:
         return tuple(kind(column) for kind, column in zip(_array_types(table), zip(*rows, strict=True), strict=False))
     except (TypeError, AttributeError, UnicodeError, StructError) as error:

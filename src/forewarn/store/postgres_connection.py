@@ -71,19 +71,11 @@ Result = TypeVar("Result")
 
 
 class CallAborted(psycopg.OperationalError):
-    """A call took longer than its limit, or another thread has ended it.
-
-    `LimitedConnection.wait` raises it.
-    """
+    """A call took longer than its limit, or another thread has ended it."""
 
 
 def parse_url(url: str) -> dict[str, Any]:
-    """Return the parameters of a PostgreSQL URL, with our defaults; raises Rejected if it is not one.
-
-    The defaults are short timeouts, and of several hosts the one that can be written. Several hosts, TLS and every
-    other parameter of libpq pass through: `postgresql://a,b/forewarn?sslmode=verify-full`. The keys are libpq's names,
-    such as `host`.
-    """
+    """Return the parameters of a PostgreSQL URL, with our defaults; raises Rejected if it is not one."""
     if not url.startswith(("postgresql://", "postgres://")):
         raise Rejected("the store is not a URL of PostgreSQL: give it as postgresql://USER@HOST/DATABASE")
     try:
@@ -100,11 +92,7 @@ def parse_url(url: str) -> dict[str, Any]:
 
 
 def describe_url(url: str) -> str:
-    """Return what messages call the database of a PostgreSQL URL: hosts, ports and name; no password.
-
-    An example is "PostgreSQL at db1, port 5432, database 'forewarn'". Contacts no server. Raises
-    psycopg.ProgrammingError if the URL cannot be parsed; `parse_url` says that in plain words.
-    """
+    """Return what messages call the database of a PostgreSQL URL: hosts, ports and name; no password."""
     given = conninfo.conninfo_to_dict(url)
     hosts = str(given.get("host") or given.get("hostaddr") or "the local socket")
     ports = str(given.get("port") or "")
@@ -115,10 +103,8 @@ def describe_url(url: str) -> str:
 class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     """A psycopg connection whose calls end at `deadline` (monotonic), or soon after `is_aborted` is set.
 
-    `postgres_connection.connect` makes it. Its user sets `deadline` before each call (by default there is none);
-    another thread may set `is_aborted`. A call that is ended this way raises CallAborted, whether the server is silent
-    or sends an endless answer; then close the connection. The statement is never cancelled on the server, not even on
-    Ctrl-C. `is_pooled` says whether a connection pooler is between this process and the server.
+    Its user sets `deadline` before each call; another thread may set `is_aborted`. After CallAborted close the
+    connection. The statement is never cancelled on the server, not even on Ctrl-C.
     """
 
     deadline = float("inf")
@@ -126,11 +112,7 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     is_pooled = False  # a connection pooler is between this process and the server
 
     def wait(self, gen: PQGen[Result], interval: float = _CHECK_INTERVAL_S, timeout: float | None = None) -> Result:
-        """Wait for a call of psycopg and return its result; CallAborted at the deadline or after an abort.
-
-        Psycopg calls it. `interval` and `timeout` are ignored: `deadline` and `is_aborted` are checked every 0.1 s, and
-        whenever something has arrived. An answer that is complete then is returned all the same.
-        """
+        """Wait for a call of psycopg and return its result; CallAborted at the deadline or after an abort."""
         return waiting.wait(self._limited(gen), self.pgconn.socket, interval=_CHECK_INTERVAL_S)
 
     @contextmanager
@@ -138,7 +120,7 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         """Send the statements that the `with` block queues in a pipeline at its end, in few packets.
 
         Otherwise the driver sends each statement at once, and each time the system wakes the server. Wait for no answer
-        within the block. Has no effect on a local socket, or on systems other than Linux.
+        within the block.
         """
         if not _CORK:
             yield
@@ -190,11 +172,8 @@ class _BigIntegers(Int8Dumper):
 def connect(url: str, *, on_notice: Callable[[errors.Diagnostic], None] | None = None) -> LimitedConnection:
     """Return a new connection to PostgreSQL in autocommit mode, after checks of the server.
 
-    Blocks for up to `connect_timeout` (3 seconds unless the URL has another) for each host, and then for up to
-    CALL_LIMIT_S until the server has answered the checks; afterwards `deadline` is not set. `on_notice` is called with
-    every notice of the server. Raises Rejected if trying again will not help (URL, password, database, settings of the
-    server, a version before 13), otherwise RecordUnavailable, for example if the server is read-only, as a standby is.
-    The caller closes the connection.
+    Rejected if trying again will not help, otherwise RecordUnavailable, for example if the server is read-only, as a
+    standby is.
     """
     parameters = parse_url(url)
     name = describe_url(url)
@@ -265,12 +244,7 @@ def failure_text(error: psycopg.Error) -> str:
 
 
 def failure_reason(url: str, error: psycopg.Error) -> str:
-    """Return why a call to the database at `url` has failed, on one line for people; raises nothing.
-
-    After CallAborted it asks the server, on a new connection, whether it waits for its standby; if so, the text says
-    that and what to do. This blocks as `connect` does, and for up to CALL_LIMIT_S more. Otherwise it returns what
-    PostgreSQL or its driver says in `error`.
-    """
+    """Return why a call to the database at `url` has failed, on one line for people; raises nothing."""
     if isinstance(error, CallAborted):
         try:
             with closing(connect(url)) as db:
@@ -286,9 +260,9 @@ def failure_reason(url: str, error: psycopg.Error) -> str:
 def transaction_settings(lock_s: float, idle_s: float) -> str:
     """Return SQL that limits lock waits and idle time (seconds) in the rest of a transaction.
 
-    After `lock_s` of waiting for a lock the server fails the statement; after `idle_s` without a statement it ends the
-    session, so that a node that vanishes within a transaction does not keep the lease locked. Only the transaction has
-    these settings, because a pooler may give the next one to another server process.
+    After `idle_s` without a statement the server ends the session, so that a node that vanishes within a transaction
+    does not keep the lease locked. Only the transaction has these settings, because a pooler may give the next one to
+    another server process.
     """
     return (
         f"SELECT set_config('lock_timeout', '{lock_s * 1000:.0f}', true), "

@@ -125,11 +125,7 @@ RowList = list[tuple[Any, ...]]
 
 
 def open_record(url: str) -> PostgresRecord:
-    """Connect to the record in PostgreSQL at this URL and check its schema; blocks. The caller closes it.
-
-    Raises Rejected or Refused, with one sentence, if the URL, the password, the database, its settings or its schema
-    (not this forewarn's revision) are not right, or RecordUnavailable if the server cannot be used now.
-    """
+    """Connect to the record in PostgreSQL at this URL and check its schema; blocks. The caller closes it."""
     record = PostgresRecord(url)
     try:
         record.check_revision()
@@ -142,10 +138,9 @@ def open_record(url: str) -> PostgresRecord:
 class PostgresRecord(SharedRecord):
     """A connection to the record: the tables in PostgreSQL that all control nodes share.
 
-    It is for one thread at a time. It connects with the first call, and again after a lost connection; `open_record`
-    also checks its schema. Once connected, a call, and each part of `commit` and of a snapshot, blocks for up to 10 s,
-    including the time in which an answer arrives. Calls raise RecordUnavailable, or Rejected as
-    `postgres_connection.connect` does. The constructor raises Rejected for a bad URL.
+    It is for one thread at a time. It connects with the first call, and again after a lost connection. Once connected,
+    a call, and each part of `commit` and of a snapshot, blocks for up to 10 s, including the time in which an answer
+    arrives.
     """
 
     def __init__(self, url: str) -> None:
@@ -158,22 +153,15 @@ class PostgresRecord(SharedRecord):
         self._is_committing = False  # a COMMIT was sent, and not answered yet
 
     def connect(self) -> PostgresRecord:
-        """Return another connection to the same record; it connects with its first call."""
         return PostgresRecord(self._url)
 
     @property
     def is_pooled(self) -> bool:
-        """Return whether a connection pooler is between this process and the server; blocks.
-
-        Raises RecordUnavailable.
-        """
+        """Return whether a connection pooler is between this process and the server; blocks."""
         return self._connected().is_pooled
 
     def check_revision(self) -> str:
-        """Return the revision of the schema; raise Refused if it is missing or not this forewarn's.
-
-        Changes nothing. Raises RecordUnavailable if the server cannot be reached.
-        """
+        """Return the revision of the schema; raise Refused if it is missing or not this forewarn's."""
         try:
             found = "/".join(str(number) for (number,) in self._call(lambda db: db.execute(_READ_REVISION).fetchall()))
         except Unavailable as error:
@@ -196,16 +184,9 @@ class PostgresRecord(SharedRecord):
         return found
 
     def read_lease(self) -> LeaseRow:
-        """Return the lease, held or expired. Blocks; raises RecordUnavailable."""
         return self._call(lambda db: _lease_row(db.execute(_READ_LEASE).fetchall()))
 
     def take_lease(self, holder: str, url: str) -> LeaseRow | None:
-        """Take the lease under a new term and return it; None if it has not expired, even if `holder` has it.
-
-        The server's clock decides. The lease lasts LEASE_S (3) seconds without `renew_lease` or `commit`. It is stored
-        with `holder`, the name of this node, and `url`, where other nodes reach it. Ends the session of a holder that
-        was stopped while it wrote. After RecordUnavailable the lease may still have been taken.
-        """
         self._call(lambda db: db.execute(END_STALLED_HOLDER))
         rows = self._write(_TAKE_LEASE, (holder, url))
         return _lease_row(rows) if rows else None
@@ -215,20 +196,9 @@ class PostgresRecord(SharedRecord):
         return _lease_row(rows) if rows else None
 
     def release_lease(self, term: int) -> None:
-        """Let the lease expire at once, so that another node can take it; does nothing under a later term.
-
-        Raises RecordUnavailable; then it may have been released all the same.
-        """
         self._write_count(_RELEASE_LEASE, (term,))
 
     def commit(self, group: RecordGroup) -> None:
-        """Write a group, all of it or nothing, and renew the lease, even if expired; durable on return.
-
-        Raises Deposed under a later term, RecordMismatch if `group.number` does not follow or a row contradicts
-        another, RowsRejected for a value that cannot be stored, or RecordUnavailable; then nothing was written.
-        NotReplicated means that it was written, but perhaps not to the standby; after OutcomeUnknown, ask
-        `was_committed` before anything else is written.
-        """
         db = self._connected()
         self._is_committing = self._wait_was_cancelled = False
         try:
@@ -246,13 +216,6 @@ class PostgresRecord(SharedRecord):
             raise self._not_replicated(group)
 
     def was_committed(self, term: int, number: int) -> bool:
-        """Return whether the group with this number was committed under this term; False if another one was.
-
-        Waits up to 5 s for a transaction whose connection was lost, and then for the standby, so that the standby also
-        has everything that was committed before. Raises LogPruned if the log no longer has this number, and
-        RecordUnavailable.
-        """
-
         def ask(db: LimitedConnection) -> tuple[LeaseRow, RowList]:
             with db.transaction():
                 db.execute(_WRITE_LIMITS)
@@ -267,12 +230,6 @@ class PostgresRecord(SharedRecord):
         return bool(found[0][0] == term)
 
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
-        """Return up to `limit` groups of writes from the log after this number, in order; [] if it is last.
-
-        They are at most a megabyte, or one group that is larger. Raises LogPruned if the log does not continue after
-        this number (pruned, rewritten or not that far), and RecordUnavailable.
-        """
-
         def read(db: LimitedConnection) -> tuple[LeaseRow, RowList]:
             lease = _lease_row(db.execute(_READ_LEASE).fetchall())  # first: a group that follows meanwhile is no gap
             return lease, db.execute(_READ_LOG, (number, limit, _LOG_BYTES_PER_READ), binary=True).fetchall()
@@ -319,19 +276,10 @@ class PostgresRecord(SharedRecord):
         return self._in_transaction(renew)
 
     def prune_log(self, keep_s: float) -> int:
-        """Delete groups from the log that are older than this and not among the last 1000; return how many.
-
-        `keep_s` is in seconds, by the server's clock. Raises RecordUnavailable.
-        """
         return self._write_count(_PRUNE_LOG, (float(keep_s),))
 
     @contextmanager
     def snapshot(self) -> Iterator[RecordSnapshot]:
-        """Return a context manager that gives all rows as of one group; the record can be written meanwhile.
-
-        This connection can do nothing else until the `with` block ends. Raises RecordUnavailable, also while `tables`
-        is read. `tables` gives the rows table by table.
-        """
         db = self._connected()
         with self._errors():
             db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -355,17 +303,9 @@ class PostgresRecord(SharedRecord):
                     db.execute("ROLLBACK", prepare=False)
 
     def waits_for_standby(self) -> bool:
-        """Return whether any COMMIT in this database waits now for the server's synchronous standby.
-
-        Raises RecordUnavailable.
-        """
         return bool(self._call(lambda db: db.execute(WAITS_FOR_STANDBY).fetchall())[0][0])
 
     def put_node(self, node: NodeRow) -> None:
-        """Store how a control node describes itself, in place of its earlier description; not in the log.
-
-        Does not wait for the standby. Also deletes nodes that have not done so for a week. Raises RecordUnavailable.
-        """
         row = (node.name, node.url, node.role, node.version, node.number, node.status)
 
         def put(db: LimitedConnection) -> None:
@@ -376,28 +316,16 @@ class PostgresRecord(SharedRecord):
         self._in_transaction(put)
 
     def nodes(self) -> list[NodeRow]:
-        """Return the control nodes that have described themselves, sorted by name.
-
-        A node is forgotten a week after its last description, with the next `put_node` of another one. Raises
-        RecordUnavailable.
-        """
         return [
             NodeRow(name=name, url=url, role=role, version=version, number=number, status=status, seen_s_ago=seen)
             for name, url, role, version, number, status, seen in self._call(lambda db: db.execute(_NODES).fetchall())
         ]
 
     def abort(self) -> None:
-        """End the call that another thread waits for, by breaking the connection; for any thread.
-
-        That call raises RecordUnavailable or OutcomeUnknown, after it has tried to find out on a new connection whether
-        the server waits for its standby. The server still completes a transaction that it has begun. An attempt to
-        connect is not ended. Without a call under way, the next one connects again.
-        """
         if (db := self._db) is not None:
             db.is_aborted = True
 
     def close(self) -> None:
-        """Close the connection. Closing twice is harmless; calls afterwards raise RecordUnavailable."""
         self._is_closed = True
         self._disconnect()
 

@@ -75,15 +75,7 @@ PRUNE_DELIVERY_VM = "DELETE FROM delivery_vms WHERE vm = :row_id"
 
 
 async def prune_store(writer: WriterThread, path: Path, before: float) -> int:
-    """Delete what is older than `before` from a store; return how many history entries it deleted.
-
-    Deletes history entries; events that are over, with their deliveries; requests made before then that nothing kept
-    refers to, with their gates, measurements and replay scripts; and removed VMs that no kept or planned event lists
-    and that no kept event was delivered to, with their polls. Open requests stay, and so do their events. `before` is
-    lab time; `path` is the store's file, `writer` its own thread, on which the deletions run in small transactions.
-    Then it shortens the file by the freed space. Raises Unavailable; what was deleted until then stays deleted, and the
-    next call continues.
-    """
+    """Delete what is older than `before` from a store; return how many history entries it deleted."""
     entries = await _repeat(writer, partial(_prune_history, before=before))
     for step in (_prune_events, _prune_requests, _prune_vms):
         await _repeat(writer, partial(step, before=before))
@@ -136,8 +128,7 @@ def _slice(before: float) -> dict[str, float]:
 def release_pages(db: sqlite3.Connection) -> int:
     """Give up to 1000 free pages of 4 KiB of the database back; return how many, 0 if none is free.
 
-    SQLite moves used pages forward and drops the free ones at the end. Call it in a transaction, and again until it
-    returns 0. The file gets shorter with the next checkpoint of the log. Needs auto_vacuum = INCREMENTAL.
+    Call it in a transaction, and again until it returns 0. Needs auto_vacuum = INCREMENTAL.
     """
     free = _free_pages(db)
     for _ in range(min(free, _PAGES_PER_TRANSACTION)):

@@ -21,23 +21,14 @@ _HAS_FLEET = "SELECT EXISTS (SELECT 1 FROM scopes) OR EXISTS (SELECT 1 FROM host
 
 
 class StorePurpose(StrEnum):
-    """What a store is for; a service of one kind refuses a store of the other. The values are stored.
-
-    LAB ("lab"): its clock can be moved. PRODUCTION ("production"): it runs in real time.
-    """
+    """What a store is for; a service of one kind refuses a store of the other. The values are stored."""
 
     LAB = "lab"  # its clock can be moved
     PRODUCTION = "production"  # real time
 
 
 def read_purpose(path: Path) -> StorePurpose | None:
-    """Return what the store in this file is for; None if that is not decided yet or unreadable.
-
-    A store has its purpose saved in it once `mark_purpose` was called. A store of an old release has not: it is LAB if
-    it has a saved lab clock, else PRODUCTION if it has scopes or hosts, else not decided. For a missing file the result
-    is None. Changes nothing. No process may write to the file meanwhile. Raises ValueError for a purpose that this
-    release does not know.
-    """
+    """Return what the store in this file is for; None if that is not decided yet or unreadable."""
     if sqlite_file.is_new_file(path):
         return None
     try:
@@ -52,9 +43,6 @@ def read_purpose(path: Path) -> StorePurpose | None:
 
 
 async def mark_purpose(store: Store, purpose: StorePurpose) -> None:
-    """Save in the store what it is for, durably; does nothing if a purpose is saved already, even another.
-
-    Raises Unavailable if the store cannot be read or written.
-    """
+    """Save in the store what it is for, durably; does nothing if a purpose is saved already, even another."""
     if store.load(_MARK_NAME) is None:
         await store.save(_MARK_NAME, purpose.encode())

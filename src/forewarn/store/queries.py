@@ -83,10 +83,7 @@ def _select_next_wake() -> str:
 
 
 def in_json_list(column: Column[Any], name: str) -> ColumnElement[bool]:
-    """Return the condition that a column is in a list that is passed as one JSON parameter called `name`.
-
-    `row_codec.json_list` makes the value of that parameter.
-    """
+    """Return the condition that a column is in a list that is passed as one JSON parameter called `name`."""
     return column.in_(select(literal_column("value")).select_from(func.json_each(bindparam(name))))
 
 
@@ -108,10 +105,7 @@ _DIALECT = sqlite.dialect(paramstyle="named")
 
 
 def compile_sql(statement: ClauseElement) -> str:
-    """Return the SQL text of a statement for SQLite, with named parameters.
-
-    Raises AssertionError if it has bound constants, which the text would lose: write these with `literal_column`.
-    """
+    """Return the SQL text of a statement for SQLite, with named parameters."""
     compiled = statement.compile(dialect=_DIALECT)
     constants = {name: value for name, value in compiled.params.items() if value is not None}
     assert not constants, f"write these with literal_column: {constants}"
@@ -202,23 +196,14 @@ def scope_ids_by(enabled: bool | None) -> str:
 
 @cache
 def vms_by(by: EqualColumns, removed: bool) -> str:
-    """Return SQL for the VMs (`body`) whose columns `by` equal parameters of these names.
-
-    `by` may have `scope_id` and `host`; () selects any VM. The rows come in the order they were added; removed VMs are
-    included only with `removed`. Raises KeyError for a column that the table lacks.
-    """
+    """Return SQL for the VMs (`body`) whose columns `by` equal parameters of these names."""
     query = select(vms.c.body).where(*_equal_conditions(vms, by))
     return _select_ordered(query if removed else query.where(vms.c.removed_at.is_(None)), vms.c.position, False)
 
 
 @cache
 def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) -> str:
-    """Return SQL for the events (`body`) in these states whose columns `by` equal parameters so named.
-
-    `by` may have `scope_id`, `request_id` and `gate_id`; () selects any event. Raises KeyError for a column that the
-    table lacks. The rows come oldest first; with `newest` they come newest first, and the SQL also takes a parameter
-    `limit`. Without states it finds none.
-    """
+    """Return SQL for the events (`body`) in these states whose columns `by` equal parameters so named."""
     query = select(events.c.body).where(*_equal_conditions(events, by))
     if set(statuses) != set(EventState):  # without a condition SQLite reads the table from its end
         query = query.where(_status_in(statuses))
@@ -227,10 +212,7 @@ def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) 
 
 @cache
 def requests_by(open_only: bool, newest: bool) -> str:
-    """Return SQL for requests (`body`, `version`), oldest first; with `open_only`, only open ones.
-
-    With `newest` they come newest first, and the SQL takes a parameter `limit`; otherwise it takes none.
-    """
+    """Return SQL for requests (`body`, `version`), oldest first; with `open_only`, only open ones."""
     query = select(requests.c.body, requests.c.version)
     query = query.where(requests.c.is_open == literal_column("1")) if open_only else query
     return _select_ordered(query, requests.c.position, newest)
@@ -238,11 +220,7 @@ def requests_by(open_only: bool, newest: bool) -> str:
 
 @cache
 def planned_by(by: EqualColumns) -> str:
-    """Return SQL for the planned events (`body`) whose columns `by` equal parameters of these names.
-
-    `by` has columns such as `request_id`; () selects all planned events. Raises KeyError for a column that the table
-    lacks. The rows come oldest first.
-    """
+    """Return SQL for the planned events (`body`) whose columns `by` equal parameters of these names."""
     return _select_ordered(select(planned.c.body).where(*_equal_conditions(planned, by)), planned.c.position, False)
 
 
@@ -250,9 +228,8 @@ def planned_by(by: EqualColumns) -> str:
 def history_by(by: EqualColumns, backwards: bool) -> str:
     """Return SQL for history entries (`body`, `seq`) whose columns `by` equal parameters of these names.
 
-    Columns are `scope_id`, `event_id`, `request_id` and `vm` (a name); KeyError for one that the table lacks. They are
-    sorted by `seq`, descending if `backwards`. It also takes the parameters `after`, `before` (sequence numbers, both
-    excluded) and `limit`; all are needed, and None would match nothing. `by` (): all entries.
+    It also takes the parameters `after`, `before` (sequence numbers, both excluded) and `limit`; all are needed, and
+    None would match nothing.
     """
     seq = history.c.seq
     query = select(history.c.body, seq).where(
@@ -263,12 +240,7 @@ def history_by(by: EqualColumns, backwards: bool) -> str:
 
 @cache
 def deliveries_by(by: EqualColumns) -> str:
-    """Return SQL for the deliveries whose columns `by` equal parameters of these names.
-
-    `by` may have `event_id` and `vm` (a VM's key); () selects all deliveries. Raises KeyError for another name. The
-    columns of a row are event id, scope id, VM key, status, api-version, incarnation and time. The rows are sorted by
-    time, event, VM and status.
-    """
+    """Return SQL for the deliveries whose columns `by` equal parameters of these names."""
     status, version, scope = (delivery_labels.alias(f"{name}_label") for name in ("status", "version", "scope"))
     found = (
         deliveries.join(delivery_events, deliveries.c.event == delivery_events.c.number)
@@ -297,21 +269,13 @@ def deliveries_by(by: EqualColumns) -> str:
 
 @cache
 def polls_by(by: EqualColumns) -> str:
-    """Return SQL for the latest polls (`body`) whose columns `by` equal parameters of these names.
-
-    `by` has columns such as `scope_id`; () selects all polls. Raises KeyError for a column that the table lacks. There
-    is one row for each VM that has polled, sorted by VM key.
-    """
+    """Return SQL for the latest polls (`body`) whose columns `by` equal parameters of these names."""
     return _select_ordered(select(polls.c.body).where(*_equal_conditions(polls, by)), polls.c.vm, False)
 
 
 @cache
 def grants_by(by: EqualColumns) -> str:
-    """Return SQL for the grants (`body`) whose columns `by` equal parameters of these names.
-
-    `by` has columns such as `to`, the id of a principal; () selects all grants. Raises KeyError for a column that the
-    table lacks. The rows come in the order they were added.
-    """
+    """Return SQL for the grants (`body`) whose columns `by` equal parameters of these names."""
     return _select_ordered(select(grants.c.body).where(*_equal_conditions(grants, by)), grants.c.position, False)
 
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 class ReaderThread:
     """A thread that reads the store's file at `path`, one read after the other; the first read starts it.
 
-    `check` runs before each read, on the thread, and raises if the file was replaced. End it with `close`.
+    `check` runs before each read, on the thread, and raises if the file was replaced.
     """
 
     def __init__(self, path: Path, check: Callable[[], None]) -> None:
@@ -33,19 +33,12 @@ class ReaderThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"reader of {path}")
 
     async def run(self, read: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what `read` returns, called on the thread with a new connection, which is closed afterwards.
-
-        Reads run in the order of the calls; one whose caller was cancelled is left out if it has not begun. Raises what
-        `read` raises, and Unavailable if the file cannot be opened, or if `close` was called before the read began.
-        """
+        """Return what `read` returns, called on the thread with a new connection, which is closed afterwards."""
         self._require_open()
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._read, read)
 
     async def close(self) -> None:
-        """Wait for the read under way, and end the thread; reads that wait raise Unavailable.
-
-        May be called again.
-        """
+        """Wait for the read under way, and end the thread; reads that wait raise Unavailable."""
         self._is_open = False
         await asyncio.to_thread(self._executor.shutdown)
 

@@ -27,68 +27,42 @@ SqlValues = tuple[Any, ...]  # each is str, bytes, int, float or None
 
 
 class RecordUnavailable(Unavailable):
-    """The record (the tables in PostgreSQL that control nodes share) cannot be reached or used now.
+    """The record cannot be reached or used now.
 
     `SharedRecord.commit` then had no effect; other writes, such as `take_lease`, may have taken effect.
     """
 
 
 class OutcomeUnknown(Unavailable):
-    """The answer to a COMMIT, which may have taken effect, was lost.
-
-    `SharedRecord.commit` raises it, and `SharedRecord.was_committed` finds out what happened; `RecordReplication` does
-    that and does not pass the error on.
-    """
+    """The answer to a COMMIT, which may have taken effect, was lost: `was_committed` finds out what happened."""
 
 
 class MustStop(Unavailable):
-    """This process may no longer act for the fleet and must end, because it may differ from the record.
-
-    Its memory or its copy may differ from what the record (PostgreSQL) has. A write raises this error, and so does
-    every later write.
-    """
+    """This process may no longer act for the fleet and must end, because it may differ from the record."""
 
 
 class Deposed(MustStop):
-    """Another control node has taken the lease, or this one has released it; nothing was written.
-
-    This node may no longer write, and its process must end.
-    """
+    """Another control node has taken the lease, or this one has released it; nothing was written."""
 
 
 class RecordMismatch(MustStop):
-    """The record is not as the active node expects: it has lost or gained a group, or other rows.
-
-    `SharedRecord.commit` raises it, which has written nothing then, and so does a copy that cannot follow to the lease.
-    """
+    """The record is not as the active node expects: it has lost or gained a group, or other rows."""
 
 
 class NotReplicated(MustStop):
-    """A COMMIT took effect on the primary server, but its wait for the standby server was cancelled.
-
-    `SharedRecord.commit` raises it: the standby may lack the group of writes, so this process must end.
-    """
+    """A COMMIT took effect on the primary server, but perhaps not on the standby."""
 
 
 class LogPruned(ForewarnError):
-    """The record's log does not have the requested group of writes, or does not continue after it.
-
-    A copy at that group must be built again from a snapshot. `log_after` and `was_committed` raise it.
-    """
+    """The record's log does not have the requested group, or does not continue after it: build the copy again."""
 
 
 class RowsRejected(Rejected):
-    """The record cannot store a value of a group of writes, such as a text with NUL; it wrote nothing.
-
-    `SharedRecord.commit` raises it; the write with the value fails, and the others are tried without it.
-    """
+    """The record cannot store a value of a group, such as a text with NUL. The others are tried without it."""
 
 
 class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The lease as it was read: which control node may write to the record, and how far the record is.
-
-    The record has one lease. A group is one transaction of the record; groups are numbered without gaps.
-    """
+    """The lease as it was read: which control node may write to the record, and how far the record is."""
 
     term: int  # grows with each holder; 0: nobody has held it yet
     holder: str  # who took it last, also if it has expired: a control node or "forewarn store copy"; "": nobody yet
@@ -114,8 +88,7 @@ class RowChange(msgspec.Struct, frozen=True, array_like=True):
 class RecordGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Writes that are committed together: one transaction of the record, one row of its log.
 
-    Deletions are applied before everything else: a row that was deleted and added again is in `changes` twice. The
-    active control node makes it; other nodes read it from the log and apply it to their copies.
+    Deletions are applied before everything else: a row that was deleted and added again is in `changes` twice.
     """
 
     term: int  # of the lease under which it was written
@@ -143,10 +116,7 @@ def chain_hash(before: str, term: int, number: int, body: bytes) -> str:
 
 
 class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All rows of the record as of one group, to build a copy from; `SharedRecord.snapshot` returns it.
-
-    Read `tables` once, and within the `with` block of the snapshot.
-    """
+    """All rows of the record as of one group, to build a copy from; `SharedRecord.snapshot` returns it."""
 
     record_id: str  # another one each time the record is made, moved or renewed
     term: int  # of the group `number`; 0 if the log does not have that
@@ -172,11 +142,10 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 class SharedRecord(Protocol):
     """One connection to the record: the tables in a database server that several control nodes share.
 
-    One node is active: it holds the lease, and only it writes. Each group of its writes is one transaction, and one row
-    of the record's log, which other nodes read to keep their copies. An instance is for one thread at a time; `connect`
-    returns further ones. Every call blocks: call it from a thread. A call may wait for as long as the server's standby
-    is missing; `waits_for_standby` of another connection says so. A lost connection is replaced by the next call.
-    Unless stated otherwise, calls raise RecordUnavailable if the server cannot be reached, and may be repeated.
+    One node is active: it holds the lease, and only it writes. An instance is for one thread at a time; `connect`
+    returns further ones. Every call blocks, and may wait for as long as the server's standby is missing;
+    `waits_for_standby` of another connection says so. Calls raise RecordUnavailable if the server cannot be reached,
+    and may be repeated.
     """
 
     def connect(self) -> SharedRecord:
@@ -188,9 +157,8 @@ class SharedRecord(Protocol):
     def take_lease(self, holder: str, url: str) -> LeaseRow | None:
         """Take the lease under a new term and return it; None if it has not expired, even if `holder` has it.
 
-        The server's clock decides. The holder renews it at least every LEASE_S (3) seconds, with `renew_lease` or
-        `commit`. After RecordUnavailable the lease may have been taken: `read_lease` shows it, or it expires. `holder`
-        is the name of this node, `url` where other nodes reach it; both are stored with the lease.
+        The server's clock decides. The holder renews it at least every LEASE_S seconds, with `renew_lease` or `commit`.
+        After RecordUnavailable the lease may have been taken.
         """
 
     def renew_lease(self, term: int) -> LeaseRow | None:
@@ -200,33 +168,28 @@ class SharedRecord(Protocol):
         """
 
     def release_lease(self, term: int) -> None:
-        """Let the lease expire at once, so that another node can take it; does nothing under a later term.
-
-        `term` is the one that `take_lease` returned. Raises RecordUnavailable; the lease may still have been released.
-        """
+        """Let the lease expire at once, so that another node can take it; does nothing under a later term."""
 
     def commit(self, group: RecordGroup) -> None:
         """Write a group, all of it or nothing, and renew the lease; durable on return.
 
-        An expired lease that no node has taken is renewed as well. Raises Deposed under a later term, RecordMismatch if
-        `group.number` does not follow or a row contradicts another, RowsRejected for a value that cannot be stored, or
-        RecordUnavailable; then nothing was written. NotReplicated means that it was written, but perhaps not to the
-        standby; after OutcomeUnknown the caller must ask `was_committed` before it writes anything else.
+        An expired lease that no node has taken is renewed as well. Deposed under a later term, RecordMismatch if
+        `group.number` does not follow or a row contradicts another. NotReplicated means that it was written, but
+        perhaps not to the standby; after OutcomeUnknown the caller must ask `was_committed` before it writes anything
+        else.
         """
 
     def was_committed(self, term: int, number: int) -> bool:
         """Return whether the group with this number was committed under this term; False if another one was.
 
-        Waits for a transaction of a lost connection that is still under way. Raises LogPruned if the log no longer has
-        this number, and RecordUnavailable.
+        Waits for a transaction of a lost connection that is still under way.
         """
 
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
         """Return up to `limit` groups of writes from the log after this number, in order; [] if it is last.
 
         There is at least one group if the record has more, but perhaps fewer than `limit`, so that large groups arrive
-        within the time limit of a call. Raises LogPruned if the log does not continue after this number (it was pruned
-        or rewritten, or has not got that far), and RecordUnavailable.
+        within the time limit of a call.
         """
 
     def group_mark(self, number: int) -> GroupMark | None:
@@ -247,43 +210,22 @@ class SharedRecord(Protocol):
         """
 
     def prune_log(self, keep_s: float) -> int:
-        """Delete groups from the log that are older than this and not among the last 1000; return how many.
-
-        `keep_s` is in seconds, by the server's clock. Raises RecordUnavailable.
-        """
+        """Delete groups from the log that are older than this and not among the last 1000; return how many."""
 
     def snapshot(self) -> AbstractContextManager[RecordSnapshot]:
-        """Return a context manager that gives all rows as of one group; the record can be written meanwhile.
-
-        This connection can do nothing else until the `with` block ends. Raises RecordUnavailable, also while `tables`
-        is read.
-        """
+        """Return a context manager that gives all rows as of one group; the record can be written meanwhile."""
 
     def waits_for_standby(self) -> bool:
-        """Return whether a COMMIT of any node now waits for the server's synchronous standby.
-
-        Raises RecordUnavailable.
-        """
+        """Return whether a COMMIT of any node now waits for the server's synchronous standby."""
 
     def put_node(self, node: NodeRow) -> None:
-        """Store how a control node describes itself, in place of its earlier description; not in the log.
-
-        Does not wait for the standby server. Also deletes the nodes that have not described themselves for a week.
-        Raises RecordUnavailable.
-        """
+        """Store how a control node describes itself, in place of its earlier description; not in the log."""
 
     def nodes(self) -> list[NodeRow]:
-        """Return the control nodes that have described themselves, sorted by name.
-
-        A node is forgotten a week after its last description, with the next `put_node` of another one. Raises
-        RecordUnavailable.
-        """
+        """Return the control nodes that have described themselves, sorted by name."""
 
     def abort(self) -> None:
-        """End the call that another thread waits for, by breaking the connection; for any thread.
-
-        That call raises RecordUnavailable or OutcomeUnknown soon. A transaction is not cancelled on the server.
-        """
+        """End the call that another thread waits for, by breaking the connection; for any thread."""
 
     def close(self) -> None:
         """Close the connection. Closing twice is harmless; calls afterwards raise RecordUnavailable."""

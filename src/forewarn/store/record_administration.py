@@ -57,15 +57,7 @@ _PUT_SAVED = "INSERT INTO saved (name, value) VALUES (%s, %s) ON CONFLICT (name)
 
 
 def migrate_record(url: str) -> str | None:
-    """Create the tables of a record in PostgreSQL, or migrate them; return the schema revision before.
-
-    The revision is None if there were no tables. Afterwards the tables are at the newest revision; if they already
-    were, only their storage settings are set again. Blocks; durable on return. Control nodes of the release before may
-    be active: a migration only adds. Raises Refused for a database of a newer release, with unsuitable settings or
-    without its standby, Rejected for a wrong URL, password or database; then nothing has changed. Raises
-    RecordUnavailable if the server cannot be reached or has not confirmed it; then try again. `url` is the URL of the
-    PostgreSQL database.
-    """
+    """Create the tables of a record in PostgreSQL, or migrate them; return the schema revision before."""
     from forewarn.store import migrations  # here, because Alembic is slow to load and seldom needed
 
     db = postgres_connection.connect(url)
@@ -99,13 +91,9 @@ def migrate_record(url: str) -> str | None:
 def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, TableDigest]:
     """Move everything in the SQLite store `source` to an empty record; return the digests there, by table.
 
-    Epochs, incarnations, tags and history stay the same; only polls are left behind. No service may use the store,
-    which is migrated, and marked as moved, so that it is not opened again. If the record has the same rows already, as
-    after a crash, only the mark is written. `url` is the URL of the record's PostgreSQL database, `now` is real time
-    (POSIX seconds). Holds the lease of the record meanwhile. Blocks. Raises Refused if the store is missing, of a lab
-    or was moved before, and if the record is not empty, is in use or cannot store a value; Rejected for a damaged store
-    or a wrong URL; then the record is as it was. After Unavailable, try again: the next attempt finds out what the
-    record has.
+    Epochs, incarnations, tags and history stay the same; only polls are left behind. The store is migrated, and marked
+    as moved, so that it is not opened again. If the record has the same rows already, as after a crash, only the mark
+    is written. After Unavailable, try again: the next attempt finds out what the record has.
     """
     if not source.exists():
         raise Refused(f"there is no store {str(source)!r}: give the data directory of a service that was in use")
@@ -128,11 +116,8 @@ def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, Tab
 def copy_record_to_store(url: str, target: Path) -> dict[str, TableDigest]:
     """Move everything in a record to the new SQLite store `target`; return the store's digests, by table.
 
-    `url` is the URL of the record's PostgreSQL database. The polls of control nodes are not in a record, so the store
-    has none. The record keeps its rows and is marked as moved, so that no control node starts on it. Holds the lease of
-    the record meanwhile. Blocks. Raises Refused if `target` is a file that is not empty or the record is in use,
-    Rejected for a wrong URL, or Unavailable; then there is no file `target`. If the server has not confirmed the mark,
-    the rows stay in the file `target` + ".moving", and the next attempt finds out and goes on.
+    The record keeps its rows and is marked as moved, so that no control node starts on it. If the server has not
+    confirmed the mark, the rows stay in the file `target` + ".moving", and the next attempt finds out and goes on.
     """
     if not sqlite_file.is_new_file(target):
         raise Refused(f"there is a store {str(target)!r} already, and it is not overwritten: give another path")
@@ -207,11 +192,7 @@ def allow_no_standby(url: str) -> None:
 
 
 def _require_standby(name: str, db: LimitedConnection) -> None:
-    """Raise Refused if the server demands a synchronous standby and no synchronous one is connected.
-
-    Every COMMIT would wait for one. It does not raise if this user may not see what the standbys are. `name` is how the
-    message calls the server. psycopg.Error if it does not answer.
-    """
+    """Refuse if the server demands a synchronous standby and none is connected: every COMMIT would wait."""
     rows = db.execute(_DEMANDED_STANDBY).fetchall()
     ((names, connected, visible, synchronous),) = rows
     if names and (connected == 0 or (visible == connected and synchronous == 0)):

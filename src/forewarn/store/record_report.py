@@ -54,14 +54,7 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine_record(url: str, copy: Path | None = None) -> RecordReport:
-    """Examine the record at a URL, and compare it with the copy in the file `copy`, if given. Blocks.
-
-    Changes nothing. `problems` of the report are a missing standby that commits wait for, a record that was moved away,
-    gaps in its log, and how the copy differs. A copy that is in use is compared as of a group that both have; if none
-    is found in five attempts, `problems` says so. Raises Rejected or Refused if the URL or the record cannot be used,
-    Refused if the file `copy` is not a copy of a record, Unavailable if it is missing or unreadable, and
-    RecordUnavailable if the server cannot be examined now.
-    """
+    """Examine the record at a URL, and compare it with the copy in the file `copy`, if given. Blocks."""
     name = postgres_connection.describe_url(url)
     with closing(open_record(url)) as record:
         lease, revision, pooled = record.read_lease(), record.check_revision(), record.is_pooled

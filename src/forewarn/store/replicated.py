@@ -39,38 +39,23 @@ _RETRY_S = 0.2  # between attempts to find out an unknown outcome
 
 
 class LeaseGuard(Protocol):
-    """What a replicated store needs to know about its node's lease; `HeldLease` implements it.
-
-    `check` raises while nothing may be written; the store calls `renewed` and `deposed` with what a commit has shown.
-    """
+    """What a replicated store needs to know about its node's lease; called on the writer's thread."""
 
     def check(self) -> None:
-        """Raise RecordUnavailable while nothing may be written, Deposed if the lease is lost or released.
-
-        It is called on the writer's thread before each commit to the record.
-        """
+        """Raise RecordUnavailable while nothing may be written, Deposed if the lease is lost or released."""
 
     def renewed(self, sent_at: float) -> None:
-        """Count a commit that has renewed the lease; `sent_at` is the monotonic time before it was sent.
-
-        It is called on the writer's thread.
-        """
+        """Count a commit that has renewed the lease; `sent_at` is the monotonic time before it was sent."""
 
     def deposed(self, reason: str) -> None:
-        """Mark the lease as lost, because another node has taken it; `reason` is a sentence for people.
-
-        It is called on the writer's thread, once.
-        """
+        """Mark the lease as lost, because another node has taken it; `reason` is a sentence for people."""
 
 
 class RecordReplication(GroupReplication):
     """Commits the changed rows of each group of writes to the record, before the copy is committed.
 
-    The writer thread of a `ReplicatedStore` calls it. `db` is the connection of that thread to the copy, which is at
-    the group of `position`; `record` is a connection of its own. `clock` returns the lab time. `on_stop` is called,
-    once, on the writer's thread, if this process must end (MustStop); from then on every write raises that error. A
-    group without changed rows of replicated tables is committed to the copy alone. `lease` is the one that this node
-    took: its term guards every commit. `guard` says whether writes are allowed now.
+    `on_stop` is called, once, on the writer's thread, if this process must end (MustStop); from then on every write
+    raises that error. A group without changed rows of replicated tables is committed to the copy alone.
     """
 
     def __init__(
@@ -106,10 +91,6 @@ class RecordReplication(GroupReplication):
         return self._position.number
 
     def begin(self) -> None:
-        """Forget the changes of the group before; called when the copy's transaction has begun.
-
-        Raises the same MustStop again if this process must end.
-        """
         if self._stopped is not None:
             raise type(self._stopped)(str(self._stopped))
         self._capture.reset()
@@ -117,9 +98,8 @@ class RecordReplication(GroupReplication):
     def commit(self) -> None:
         """Commit the rows that have changed since `begin` to the record, if there are any; blocks.
 
-        Also writes the new position to the copy, whose transaction the caller commits, and counts the commit as a
-        renewal of the lease. If the answer is lost, waits until the record says whether it has the group. Raises
-        RecordUnavailable (nothing was written), RowsRejected, or MustStop.
+        Also writes the new position to the copy, whose transaction the caller commits. If the answer is lost, waits
+        until the record says whether it has the group.
         """
         changes = self._capture.changes()
         if not changes:
@@ -147,14 +127,9 @@ class RecordReplication(GroupReplication):
         self._guard.renewed(sent_at)
 
     def copied(self) -> None:
-        """Note that the copy now also has the last group; called after the COMMIT of the copy."""
         self._is_copy_behind = False
 
     def failed(self, error: Exception) -> Exception:
-        """Return the error that the writes get: `error`, or MustStop if the copy is now behind the record.
-
-        The first MustStop is passed to `on_stop`, and one that is Deposed also ends the lease.
-        """
         if self._is_copy_behind:
             stop = MustStop(
                 f"the record has group {self.number}, but the copy could not be written ({error}): this control node "
@@ -203,9 +178,8 @@ class RecordReplication(GroupReplication):
 class ReplicatedStore(SqliteStore):
     """The `Store` of the active control node, shared with others through a record. `open_copy` opens it.
 
-    It reads from this node's copy, a SQLite file, as `SqliteStore` does. A write is committed to the record
-    (PostgreSQL) first, and then to the copy. Polls are written to this copy alone, and `last_request_at` of a scope
-    reaches the record once an hour. A value that PostgreSQL cannot store, such as a text with NUL, is Rejected.
+    It reads from this node's copy. A write is committed to the record first, and then to the copy. Polls are written to
+    this copy alone, and `last_request_at` of a scope reaches the record once an hour.
     """
 
     _replication: RecordReplication
@@ -225,12 +199,9 @@ class ReplicatedStore(SqliteStore):
     ) -> ReplicatedStore:
         """Bring the copy at `path` up to the lease that this node has taken, and return the store; blocks.
 
-        `record` stays the caller's; the store has a connection of its own. `name` says whose copy it is, for people.
-        Writes raise Unavailable while `guard` does not let them, and after WRITE_LIMIT_S without an answer, although
-        they may be saved later. `clock` returns lab time. `on_stop` is called, once and on the writer's thread, if this
-        process must end. Raises RecordUnavailable if the record cannot be reached, Unavailable for file errors,
-        Rejected or Refused if the file or the record cannot be used, RecordMismatch if another node writes. Starts a
-        writer thread, which `close` ends.
+        `record` stays the caller's; the store has a connection of its own. Writes raise Unavailable while `guard` does
+        not let them, and after WRITE_LIMIT_S without an answer, although they may be saved later. `on_stop` is called,
+        once and on the writer's thread, if this process must end.
         """
         follower = CopyFollower(path, record, name)
         try:
@@ -265,10 +236,10 @@ class ReplicatedStore(SqliteStore):
         return self._replication.position.number
 
     async def close(self) -> None:
-        """Finish the writes under way, and close the copy and this store's connection to the record.
+        """Finish the writes under way, and close the copy; may be called again. Does not release the lease.
 
-        May be called again. Does not release the lease. Waits as long as it is unknown whether the record has a write:
-        `abandon` ends the wait. The next start finds the write in the log, if it was saved.
+        Waits as long as it is unknown whether the record has a write: `abandon` ends the wait. The next start finds the
+        write in the log.
         """
         try:
             await super().close()
@@ -278,7 +249,6 @@ class ReplicatedStore(SqliteStore):
     def abandon(self) -> None:
         """Keep `close` from waiting for a record that does not answer. Returns at once; for any thread.
 
-        It ends the call to the record that is under way, whose writes then fail. If it is unknown whether the record
-        has them, they raise MustStop, which `on_stop` gets. Call it only for a store that is about to be closed.
+        Call it only for a store that is about to be closed.
         """
         self._replication.close()

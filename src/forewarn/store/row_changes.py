@@ -64,10 +64,7 @@ def encode_changes(changes: Sequence[RowChange]) -> bytes:
 
 
 def decode_changes(body: bytes) -> tuple[RowChange, ...]:
-    """Return the changes that `encode_changes` encoded; msgspec.DecodeError if it did not.
-
-    They are in the order in which they were encoded.
-    """
+    """Return the changes that `encode_changes` encoded; msgspec.DecodeError if it did not."""
     return _decode(body)
 
 
@@ -78,22 +75,14 @@ def quote(name: str) -> str:
 
 @cache
 def upsert_sql(table: str, width: int, placeholder: str) -> str:
-    """Return SQL that inserts a row, or replaces the columns of the row with the same primary key.
-
-    It writes the first `width` columns of `table`: rows of an earlier release have fewer. It works in SQLite and
-    PostgreSQL; `placeholder` is the driver's, "?" or "%s". Raises KeyError if the table is not replicated.
-    """
+    """Return SQL that inserts a row, or replaces the columns of the row with the same primary key."""
     names = ", ".join(map(quote, REPLICATED_TABLES[table].columns[:width]))
     values = ", ".join([placeholder] * width)
     return f"INSERT INTO {quote(table)} ({names}) VALUES ({values}) {conflict_action(table, width)}"
 
 
 def conflict_action(table: str, width: int) -> str:
-    """Return the ON CONFLICT clause of an insert that replaces the columns of a row with the same key.
-
-    It replaces those of the first `width` columns that are not in the key, or does nothing if there are none. It works
-    in SQLite and PostgreSQL. Raises KeyError if the table is not replicated.
-    """
+    """Return the ON CONFLICT clause of an insert that replaces the columns of a row with the same key."""
     known = REPLICATED_TABLES[table]
     others = [quote(name) for name in known.columns[:width] if name not in known.key]
     action = f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in others)}" if others else "NOTHING"
@@ -102,16 +91,13 @@ def conflict_action(table: str, width: int) -> str:
 
 @cache
 def delete_sql(table: str, placeholder: str) -> str:
-    """Return SQL that deletes the row whose primary key equals the parameters, in the key's order.
-
-    `placeholder` is the driver's: "?" or "%s". Raises KeyError if the table is not replicated.
-    """
+    """Return SQL that deletes the row whose primary key equals the parameters, in the key's order."""
     key = REPLICATED_TABLES[table].key
     return f"DELETE FROM {quote(table)} WHERE {' AND '.join(f'{quote(name)} = {placeholder}' for name in key)}"
 
 
 class ChangesByTable(NamedTuple):
-    """Changes of rows, grouped for SQL statements; `group_changes` makes it.
+    """Changes of rows, grouped for SQL statements.
 
     Apply deletes first: a row may have the unique name of one that was deleted in the same group.
     """
@@ -158,10 +144,8 @@ def set_last_seq(db: sqlite3.Connection, seq: int) -> None:
 class ChangeCapture:
     """Notes which rows the writes on a connection change, and reads them at the end of a group.
 
-    The constructor installs a temporary table, and triggers on the tables of REPLICATED_TABLES that write to it; they
-    end with the connection. So a rollback, also to a savepoint, forgets what it undoes. A scope of which only
-    `last_request_at` moves, within the same hour, does not count. Call `reset` at the beginning of each transaction and
-    `changes` before its COMMIT. `db` is the connection that writes; it must not be in a transaction yet.
+    A rollback, even to a savepoint, forgets what it undoes. Call `reset` at the beginning of each transaction and
+    `changes` before its COMMIT.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -177,10 +161,7 @@ class ChangeCapture:
         self._db.execute(f"DELETE FROM {_CAPTURED}")
 
     def changes(self) -> tuple[RowChange, ...]:
-        """Return the changed rows since `reset`, as they are now; deleted ones first. Forgets nothing.
-
-        A row that was deleted and added again is there twice: as deleted and as it is now.
-        """
+        """Return the changed rows since `reset`, as they are now; deleted ones first. Forgets nothing."""
         deleted: list[RowChange] = []
         written: list[RowChange] = []
         keys = self._captured_keys()

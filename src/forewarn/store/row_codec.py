@@ -49,10 +49,7 @@ def group_by_scope(rows: Iterable[tuple[str, bytes]]) -> dict[str, list[bytes]]:
 
 
 def read_scope(row: tuple[Any, ...], vms: tuple[Vm, ...], events: tuple[Event, ...]) -> Scope:
-    """Return a scope from a whole row of table `scopes`, with these VMs and events.
-
-    `vms` are its present VMs in the order they were added, `events` its live events in order of publication.
-    """
+    """Return a scope from a whole row of table `scopes`, with these VMs and events."""
     id_, version, epoch, incarnation, enabled_at, last_request_at, next_seq, wakes_at = row
     return Scope(
         id=id_,
@@ -74,10 +71,7 @@ def read_host(body: bytes, version: int, arrivals: int) -> Host:
 
 
 def read_gate(body: bytes, version: int, wakes_at: float | None) -> Gate:
-    """Return a gate from its JSON (`body`); the columns `version` and `wakes_at` replace the fields there.
-
-    `wakes_at` is the lab time to check it next; None: only when a commit wakes it.
-    """
+    """Return a gate from its JSON (`body`); the columns `version` and `wakes_at` replace the fields there."""
     return replace(_read_gate(body), version=version, wakes_at=wakes_at)
 
 
@@ -97,10 +91,7 @@ def read_webhook(body: bytes, cursor: int) -> WebhookSubscription:
 
 
 def read_delivery(row: tuple[Any, ...]) -> EventDelivery:
-    """Return a delivery from a row of `queries.deliveries_by`.
-
-    The row has event id, scope id, VM key, status, api-version, incarnation and time.
-    """
+    """Return a delivery from a row of `queries.deliveries_by`."""
     event_id, scope_id, vm, status, version, incarnation, at = row
     return EventDelivery(
         event_id=event_id, scope_id=scope_id, vm=vm, status=status, version=version, incarnation=incarnation, at=at
@@ -113,10 +104,7 @@ def json_list(names: Sequence[str]) -> str:
 
 
 def scope_row(scope: Scope) -> SqlRow:
-    """Return the row of a scope as column → value, without id and version, which `writes` adds.
-
-    The scope's VMs and events have rows of their own.
-    """
+    """Return the row of a scope as column → value, without id and version, which `writes` adds."""
     return {
         "epoch": scope.epoch,
         "incarnation": scope.incarnation,
@@ -128,26 +116,17 @@ def scope_row(scope: Scope) -> SqlRow:
 
 
 def gate_row(gate: Gate) -> SqlRow:
-    """Return the row of a gate as column → value, without id and version, which `writes` adds.
-
-    The columns are `wakes_at`, `request_id` and `body`, the whole gate as JSON.
-    """
+    """Return the row of a gate as column → value, without id and version, which `writes` adds."""
     return {"wakes_at": gate.wakes_at, "request_id": gate.request_id, "body": _encode(gate)}
 
 
 def request_row(request: MaintenanceRequest) -> SqlRow:
-    """Return the row of a request as column → value, without id and version, which `writes` adds.
-
-    The columns are `is_open`, `at` (when it was made) and `body`, the whole request as JSON.
-    """
+    """Return the row of a request as column → value, without id and version, which `writes` adds."""
     return {"is_open": request.is_open, "at": request.at, "body": _encode(request)}
 
 
 def vm_row(vm: Vm) -> SqlRow:
-    """Return the row of a VM as column → value, without its position, which the database assigns.
-
-    `body` is the whole VM as JSON; the other columns (`key`, `scope_id`, `host`, `removed_at`) are for queries.
-    """
+    """Return the row of a VM as column → value, without its position, which the database assigns."""
     return {
         "key": vm.key,
         "scope_id": vm.scope_id,
@@ -158,20 +137,12 @@ def vm_row(vm: Vm) -> SqlRow:
 
 
 def host_row(host: Host) -> SqlRow:
-    """Return the parameters of the statements that add, update or remove a host, or count an arrival.
-
-    The keys are `id`, `body` (JSON), `decided_on` (the host's version) and `arrivals` (how many commits brought VMs
-    there, or began to move them there). An update or removal finds no row if one of the last two differs from the
-    stored one; counting an arrival compares only the version; adding compares neither.
-    """
+    """Return the parameters of the statements that add, update or remove a host, or count an arrival."""
     return {"id": host.id, "decided_on": host.version, "arrivals": host.arrivals, "body": _encode(host)}
 
 
 def event_row(event: Event) -> SqlRow:
-    """Return the row of an event as column → value, without its position, which the database assigns.
-
-    `body` is the whole event as JSON; the other columns are for queries.
-    """
+    """Return the row of an event as column → value, without its position, which the database assigns."""
     return {
         "id": event.id,
         "scope_id": event.scope_id,
@@ -185,10 +156,7 @@ def event_row(event: Event) -> SqlRow:
 
 
 def planned_row(planned: PlannedEvent) -> SqlRow:
-    """Return the row of a planned event as column → value, without position, which the database assigns.
-
-    `body` is the whole planned event as JSON; the other columns are for queries.
-    """
+    """Return the row of a planned event as column → value, without position, which the database assigns."""
     return {
         "event_id": planned.event_id,
         "request_id": planned.request_id,
@@ -199,10 +167,7 @@ def planned_row(planned: PlannedEvent) -> SqlRow:
 
 
 def entry_row(entry: HistoryEntry) -> SqlRow:
-    """Return the row of a history entry as column → value, without `seq`, which the database assigns.
-
-    `body` is the whole entry as JSON; the other columns are for queries.
-    """
+    """Return the row of a history entry as column → value, without `seq`, which the database assigns."""
     return {
         "at": entry.at,
         "what": entry.what.value,
@@ -215,19 +180,12 @@ def entry_row(entry: HistoryEntry) -> SqlRow:
 
 
 def measurement_row(measurement: Measurement) -> SqlRow:
-    """Return the row of a measurement as column → value, without its position, which the database assigns.
-
-    The columns are `request_id` and `body`, the whole measurement as JSON.
-    """
+    """Return the row of a measurement as column → value, without its position, which the database assigns."""
     return {"request_id": measurement.request_id, "body": _encode(measurement)}
 
 
 def delivery_row(delivery: EventDelivery) -> SqlRow:
-    """Return the parameters that add a delivery; its event, VM and texts must have been added before.
-
-    The keys are `event_id`, `vm_key`, `status_text`, `version_text`, `incarnation` and `at`. The row refers to the
-    first four by their numbers in the tables `delivery_…`.
-    """
+    """Return the parameters that add a delivery; its event, VM and texts must have been added before."""
     return {
         "event_id": delivery.event_id,
         "vm_key": delivery.vm,
@@ -239,19 +197,12 @@ def delivery_row(delivery: EventDelivery) -> SqlRow:
 
 
 def delivery_event_row(delivery: EventDelivery) -> SqlRow:
-    """Return the parameters that add a delivery's event to table `delivery_events`.
-
-    The keys are `event_id`, `scope_text` (the scope's id) and `first_at`, the time of this delivery, so pass the first
-    one of the event.
-    """
+    """Return the parameters that add a delivery's event to table `delivery_events`."""
     return {"event_id": delivery.event_id, "scope_text": delivery.scope_id, "first_at": delivery.at}
 
 
 def last_poll_row(poll: LastPoll) -> SqlRow:
-    """Return the row of the latest poll of a VM as column → value.
-
-    The columns are `vm` (its key), `scope_id`, `at` and `body`, the whole poll as JSON.
-    """
+    """Return the row of the latest poll of a VM as column → value."""
     return {"vm": poll.vm, "scope_id": poll.scope_id, "at": poll.at, "body": _encode(poll)}
 
 
@@ -261,26 +212,17 @@ def client_row(client: RegisteredClient) -> SqlRow:
 
 
 def grant_row(grant: Grant) -> SqlRow:
-    """Return the row of a grant as column → value, without its position, which the database assigns.
-
-    The columns are `id`, `to` (the principal's id) and `body`, the whole grant as JSON.
-    """
+    """Return the row of a grant as column → value, without its position, which the database assigns."""
     return {"id": grant.id, "to": grant.to, "body": _encode(grant)}
 
 
 def webhook_row(webhook: WebhookSubscription) -> SqlRow:
-    """Return the row of a webhook as column → value, without its position, which the database assigns.
-
-    The columns are `id`, `cursor` and `body`, the whole subscription as JSON.
-    """
+    """Return the row of a webhook as column → value, without its position, which the database assigns."""
     return {"id": webhook.id, "cursor": webhook.cursor, "body": _encode(webhook)}
 
 
 def configuration_row(value: MaintenanceConfiguration | ConfigurationAssignment) -> SqlRow:
-    """Return the row of a maintenance configuration, or of an assignment of one, as column → value.
-
-    The columns are `id`, which is its key, and `body`, the whole value as JSON.
-    """
+    """Return the row of a maintenance configuration, or of an assignment of one, as column → value."""
     return {"id": value.key, "body": _encode(value)}
 
 

@@ -25,9 +25,8 @@ _MAX_CACHED_VMS = 20_000  # VMs and scopes together: about 50 MB
 class ScopeCache:
     """Least-recently-used cache, in memory, of a store's scopes with their present VMs and live events.
 
-    `max_vms` limits the number of VMs and scopes together (default 20,000). Its owner, the store, passes every read
-    scope to `put`, every commit to `on_commit` and every batch of polls to `record_polls`, all on one thread. A cached
-    scope is never newer than the committed one, and older only until `on_commit`.
+    Its owner, the store, passes every read scope to `put`, every commit to `on_commit` and every batch of polls to
+    `record_polls`, all on one thread.
     """
 
     def __init__(self, max_vms: int = _MAX_CACHED_VMS) -> None:
@@ -44,17 +43,11 @@ class ScopeCache:
         return scope
 
     def vm(self, key: str) -> Vm | None:
-        """Return a present VM of a cached scope by its key; None if it must be read from the database.
-
-        Unlike `scope`, it does not mark the scope as used.
-        """
+        """Return a present VM of a cached scope by its key; None if it must be read from the database."""
         return self._vms.get(key)
 
     def put(self, scope: Scope) -> None:
-        """Cache a scope that was just read, and evict the least recently used ones to stay within the limit.
-
-        A scope that exceeds the limit alone is evicted too. Also evicts cached scopes that list one of its VMs.
-        """
+        """Cache a scope that was just read, and evict the least recently used ones to stay within the limit."""
         self.evict((scope.id, *self._previous_scopes(scope)))
         self._scopes[scope.id] = scope
         self._vms.update((vm.key, vm) for vm in scope.vms)
@@ -73,9 +66,8 @@ class ScopeCache:
     def on_commit(self, commit: Commit) -> None:
         """Update cached scopes with a commit. Called for every commit, in order; it caches no further scope.
 
-        `commit` is the one passed to `Store.commit`, so its scopes have the versions from before. Evicts scopes of its
-        VMs and events that are not in it. A VM that is not cached in its scope empties the cache, because it may have
-        left any of them.
+        Its scopes have the versions from before. A VM that is not cached in its scope empties the cache, because it may
+        have left any of them.
         """
         if commit.vms and not all(map(self._is_in_known_scope, commit.vms)):
             self._clear()  # a new or moved VM may have been in any scope

@@ -30,19 +30,13 @@ _WRITER_PRAGMAS = (
 
 
 def connect(path: Path, *, mode: str) -> sqlite3.Connection:
-    """Open a connection without implicit transactions, for any thread; raises sqlite3.Error.
-
-    `mode` is SQLite's: "ro", "rw", or "rwc", which creates the file. A locked file is waited for up to 5 seconds.
-    """
+    """Open a connection without implicit transactions, for any thread; raises sqlite3.Error."""
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:
-    """Open the connection of the writer thread to an existing file: WAL, and every commit synced to disk.
-
-    Raises sqlite3.Error.
-    """
+    """Open the connection of the writer thread to an existing file: WAL, and every commit synced to disk."""
     return _connect_with_pragmas(
         path,
         "synchronous = FULL",
@@ -54,17 +48,13 @@ def connect_writer(path: Path) -> sqlite3.Connection:
 def connect_copy_writer(path: Path) -> sqlite3.Connection:
     """Open the connection that writes a copy of a record: WAL, synced only now and then.
 
-    After a loss of power the copy is intact, but may be some groups behind; the log of the record has them. Raises
-    sqlite3.Error.
+    After a loss of power the copy is intact, but may be some groups behind; the log of the record has them.
     """
     return _connect_with_pragmas(path, "synchronous = NORMAL", *_WRITER_PRAGMAS)
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Open a connection to an existing file for reads beside the writer; raises sqlite3.Error.
-
-    It refuses writes. Any thread may use it, and it begins no transaction by itself. The caller closes it.
-    """
+    """Open a connection to an existing file for reads beside the writer; raises sqlite3.Error."""
     return _connect_with_pragmas(path, "query_only = ON")
 
 
@@ -80,10 +70,7 @@ def _connect_with_pragmas(path: Path, *pragmas: str) -> sqlite3.Connection:
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """Open a file that no process uses, for reads; raises sqlite3.Error.
-
-    Creates no file beside it, unless it has a log that was not applied: then SQLite needs a shared memory file.
-    """
+    """Open a file that no process uses, for reads; raises sqlite3.Error."""
     has_log = path.with_name(path.name + "-wal").exists()
     return connect(path, mode="ro" if has_log else "ro&immutable=1")
 
@@ -91,10 +78,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 def prepare_store_file(path: Path, *, as_copy: bool = False) -> None:
     """Create the store if it is missing or empty, or migrate it to the newest revision; durable on return.
 
-    Also makes a store of an old version able to return space to the file system, which copies it once. Raises Rejected
-    if the directory is missing, or the file is damaged, of another program or of a newer forewarn, and leaves it as it
-    was; Refused for a store that was moved to a record or, unless `as_copy`, is a copy of one, which it only migrates.
-    Unavailable for file errors.
+    A store that was moved to a record or, unless `as_copy`, is a copy of one is refused, and only migrated.
     """
     with file_errors_as_unavailable(path, "opened"):
         if read_revision(path) != REVISION:
@@ -121,11 +105,7 @@ def _refuse_cluster_store(path: Path, *, as_copy: bool) -> None:
 
 
 def is_new_file(path: Path) -> bool:
-    """Return whether a file is missing, empty or an SQLite database without tables; changes nothing.
-
-    No process may write to it meanwhile. A file that is not a database, or cannot be read, is not new: `read_revision`
-    says what it is.
-    """
+    """Return whether a file is missing, empty or an SQLite database without tables; changes nothing."""
     try:
         if not path.exists() or (path.is_file() and path.stat().st_size == 0):
             return True
@@ -136,12 +116,7 @@ def is_new_file(path: Path) -> bool:
 
 
 def read_revision(path: Path) -> str | None:
-    """Check a store and return its schema revision, such as "0004"; None if missing or without tables.
-
-    Changes nothing. Reads the whole file, to which no process may write meanwhile. Raises Rejected if the directory is
-    missing, or the file is damaged (StoreDamaged), of another program, or of a newer forewarn; OSError or
-    sqlite3.OperationalError if it cannot be read.
-    """
+    """Check a store and return its schema revision, such as "0004"; None if missing or without tables."""
     if not path.parent.is_dir():
         raise Rejected(
             f"the store {str(path)!r} cannot be created, its directory is missing: create {str(path.parent)!r} first"
@@ -160,10 +135,7 @@ def read_revision(path: Path) -> str | None:
 
 
 def migrate_store_file(path: Path) -> None:
-    """Create the file and tables, or migrate those of an older revision, in one transaction.
-
-    Raises sqlite3.Error. Does not check the file: call `read_revision` before.
-    """
+    """Create the file and tables, or migrate those of an older revision, in one transaction."""
     from forewarn.store import migrations  # here, because Alembic is slow to load and seldom needed
 
     with closing(connect(path, mode="rwc")) as db:
@@ -197,10 +169,7 @@ def sync_to_disk(path: Path) -> None:
 
 @contextmanager
 def file_errors_as_unavailable(path: Path, action: str) -> Iterator[None]:
-    """Turn OSError and sqlite3.Error of the `with` block into Unavailable, whose message names `path`.
-
-    `action` says in the message what the store could not be: "opened", "read".
-    """
+    """Turn OSError and sqlite3.Error of the `with` block into Unavailable, whose message names `path`."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -273,31 +242,21 @@ def _damaged_file_error(path: Path, why: str) -> StoreDamaged:
 
 
 class StoreFileDisplaced(sqlite3.OperationalError):
-    """The database or the log of an open store was moved, deleted or replaced; the message says which.
-
-    `StoreFileCheck.check` raises it.
-    """
+    """The database or the log of an open store was moved, deleted or replaced; the message says which."""
 
 
 FileIdentity = tuple[int, int]  # device and inode: they stay the same when a file is renamed
 
 
 class StoreFileCheck:
-    """Detects that the database or the log of an open store was moved, deleted or replaced.
-
-    It compares device and inode with those that `check` found first. `path` is the database file; the log is beside it,
-    with `-wal` at the end of its name.
-    """
+    """Detects that the database or the log of an open store was moved, deleted or replaced, by device and inode."""
 
     def __init__(self, path: Path) -> None:
         self._files = (path, path.with_name(path.name + "-wal"))
         self._known: dict[Path, FileIdentity] = {}
 
     def check(self) -> None:
-        """Raise StoreFileDisplaced if the database or its log is not the file that was found first.
-
-        Remembers each of the two files when a call finds it for the first time; until then it may be missing.
-        """
+        """Raise StoreFileDisplaced if the database or its log is not the file that was found first."""
         for file in self._files:
             found = _file_identity(file)
             known = self._known.get(file)
@@ -307,10 +266,7 @@ class StoreFileCheck:
                 raise StoreFileDisplaced(f"{file.name} was moved, deleted or replaced while it is in use")
 
     def is_displaced(self) -> bool:
-        """Return whether the database or its log is not the file that `check` found first; for any thread.
-
-        False before `check` has found them.
-        """
+        """Return whether the database or its log is not the file that `check` found first; for any thread."""
         return any(_file_identity(file) != known for file, known in self._known.copy().items())
 
 

@@ -11,19 +11,13 @@ CommitListener = Callable[[AppliedCommit], None]  # must not block
 
 
 class CommitSubscribers:
-    """The listeners of one store, which `notify` calls with every commit.
-
-    An error of one is reported to the event loop; the others still run.
-    """
+    """The listeners of one store. An error of one is reported to the event loop; the others still run."""
 
     def __init__(self) -> None:
         self._listeners: list[CommitListener] = []
 
     def add(self, listener: CommitListener) -> Callable[[], None]:
-        """Add a listener for later commits; return a function that removes it; calling that twice is harmless.
-
-        A listener that was added twice is called twice, and removed altogether.
-        """
+        """Add a listener for later commits; return a function that removes it; calling that twice is harmless."""
         self._listeners.append(listener)
 
         def stop() -> None:
@@ -32,10 +26,6 @@ class CommitSubscribers:
         return stop
 
     def notify(self, applied: AppliedCommit) -> None:
-        """Call every listener with this commit, in the order they were added.
-
-        An exception of a listener goes to the running event loop's exception handler, and the others are still called.
-        """
         for listener in tuple(self._listeners):
             try:
                 listener(applied)

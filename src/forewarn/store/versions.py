@@ -13,10 +13,7 @@ from forewarn.errors import Conflict
 
 
 class VersionedRow(Protocol):
-    """A scope, host, gate or request that carries the version it was decided on, 0 for a new row.
-
-    The store changes it only if the stored version is the same.
-    """
+    """A scope, host, gate or request that carries the version it was decided on, 0 for a new row."""
 
     @property
     def id(self) -> str:
@@ -28,32 +25,21 @@ class VersionedRow(Protocol):
 
 
 def version_conflict(thing: str, row_id: str, decided_on: int, stored: int) -> Conflict:
-    """Return (not raise) the Conflict for a row that is stored at another version than it was decided on.
-
-    `thing` is its kind for the message ("scope"). Version 0, of either, is a row that does not exist.
-    """
+    """Return (not raise) the Conflict for a row that is stored at another version than it was decided on."""
     then = f"version {decided_on}" if decided_on else "it not existing"
     now = f"is at version {stored}" if stored else "does not exist"
     return Conflict(f"{thing} {row_id!r} {now}, but this was decided on {then}: read it again and decide again")
 
 
 def host_conflict(host: Host, stored: int) -> Conflict:
-    """Return, without raising it, the Conflict for a host that has changed or to which VMs have come.
-
-    `host` is as it was decided on; `stored` is its version in the store, 0 if it does not exist. If the versions are
-    equal, the message says that VMs have come there.
-    """
+    """Return, without raising it, the Conflict for a host that has changed or to which VMs have come."""
     if host.version and host.version == stored:
         return Conflict(f"VMs have come to host {host.name!r} since this was decided: read it again and decide again")
     return version_conflict("host", host.name, host.version, stored)
 
 
 def require_current_versions(thing: str, rows: Iterable[VersionedRow], stored_version: Callable[[str], int]) -> None:
-    """Raise Conflict for the first row whose version is not the stored one; changes nothing.
-
-    `stored_version` returns the version of an id, 0 if there is none. If a row occurs several times, each occurrence
-    counts as a change, so the next must be one version later. `thing` is the kind for the message ("scope").
-    """
+    """Raise Conflict for the first row whose version is not the stored one; changes nothing."""
     seen: dict[str, int] = {}
     for row in rows:
         stored = seen.get(row.id, stored_version(row.id))

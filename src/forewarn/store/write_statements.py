@@ -137,10 +137,7 @@ def _upsert_poll() -> str:
 
 
 def _delete_polls_of_removed_vms() -> str:
-    """Return a delete of the polls of those VMs of the JSON list `keys` that are removed.
-
-    They are about to be added again, as other VMs.
-    """
+    """Return a delete of the polls of removed VMs that are about to be added again, as other VMs."""
     removed = select(vms.c.key).where(in_json_list(vms.c.key, "keys"), vms.c.removed_at.is_not(None))
     return compile_sql(delete(polls).where(polls.c.vm.in_(removed)))
 

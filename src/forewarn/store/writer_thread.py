@@ -29,10 +29,7 @@ WriteOutcome = tuple[Any, BaseException | None]  # result, or error
 
 
 class _WriteLimit:
-    """Gives up writes that were queued together, `limit_s` after the first of them: one timer for all.
-
-    `error` makes the exception that each of their callers gets.
-    """
+    """Gives up writes that were queued together, `limit_s` after the first of them: one timer for all."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float, error: Callable[[], Exception]) -> None:
         self._error = error
@@ -81,17 +78,10 @@ class GroupReplication(Protocol):
         """The number of the last group that the record has; it stays the same after a group without changes."""
 
     def begin(self) -> None:
-        """Prepare for the next group; called after the BEGIN of the copy.
-
-        Raises Unavailable if no group may be written now.
-        """
+        """Prepare for the next group; called after the BEGIN of the copy."""
 
     def commit(self) -> None:
-        """Commit to the record what has changed since `begin`; called before the COMMIT of the copy.
-
-        Raises Unavailable, which all writes of the group get; Rejected if the record cannot store what one of them
-        wrote: each is then tried alone.
-        """
+        """Commit to the record what has changed since `begin`; called before the COMMIT of the copy."""
 
     def copied(self) -> None:
         """Note that the copy has the group that the record has; called after the COMMIT of the copy."""
@@ -146,10 +136,9 @@ class WriterThread:
         """Run `write` on the thread, with its connection and in a transaction; return its result once durable.
 
         `write` may run several times, after a rollback because of another write: it must change only the database.
-        `on_commit` is called with the result before this returns, on the event loop, in commit order, also if the
-        caller was cancelled. Raises what `write` raises, and Unavailable for file errors and after `finish`. After an
-        error nothing of this write is stored, unless it says that it may be saved (`limit_s` has passed, or the file
-        was replaced during the write), or that the process must end (MustStop).
+        `on_commit` is called with the result before this returns, on the event loop, in commit order, even if the
+        caller was cancelled. After an error nothing of this write is stored, unless it says that it may be saved, or
+        that the process must end (MustStop).
         """
         if not self._is_open:
             raise Unavailable(f"the store {self._name!r} is closed and accepts no writes: open it again")
@@ -174,10 +163,7 @@ class WriterThread:
         )
 
     async def finish(self) -> None:
-        """Do the queued writes and end the thread; later writes raise Unavailable. May be called again.
-
-        The connection stays open until `close`.
-        """
+        """Do the queued writes and end the thread; later writes raise Unavailable. May be called again."""
         if self._is_open:
             self._is_open = False
             self._queue_writes()
@@ -210,10 +196,7 @@ class WriterThread:
         return 0 if self._replication is None else self._replication.number
 
     def _take_jobs(self) -> list[_WriteJob]:
-        """Wait for a write and return all that are queued; return an empty list after `finish`.
-
-        A copy of a record also waits for callers that were just answered, see `GroupGathering`.
-        """
+        """Wait for a write and return all that are queued; [] after `finish`."""
         jobs: list[_WriteJob] = []
         queued = self._queue.get()
         while queued is not None:

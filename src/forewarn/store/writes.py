@@ -19,12 +19,7 @@ from forewarn.store.versions import VersionedRow, host_conflict, version_conflic
 
 
 def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
-    """Write all of a commit, in the order of its fields; return it with numbered history entries.
-
-    The caller commits the transaction, or rolls it back after an error. Raises Conflict if a scope, host, gate or
-    request is not at the version it was decided on or occurs twice at one version, or if VMs have come to a changed or
-    removed host since. Other errors are sqlite3.Error.
-    """
+    """Write all of a commit, in the order of its fields; return it with numbered history entries."""
     for scope in commit.scopes:
         _write_versioned(
             db, "scopes", scope, row_codec.scope_row(scope), write_statements.ADD_SCOPE, write_statements.UPDATE_SCOPE
@@ -72,11 +67,7 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
 
 
 def write_observations(db: sqlite3.Connection, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-    """Write polls, the last request time of their scopes, and deliveries; the caller commits.
-
-    Polls older than the stored one of their VM, and repeated deliveries (of an event, VM and status), change nothing; a
-    last request time never moves back. An unknown VM or scope is not an error.
-    """
+    """Write polls, the last request time of their scopes, and deliveries; the caller commits."""
     _execute_each(db, write_statements.PUT_POLL, polls, row_codec.last_poll_row)
     _execute_each(db, write_statements.UPDATE_LAST_REQUEST, polls, lambda p: {"row_id": p.scope_id, "polled_at": p.at})
     _add_deliveries(db, deliveries)

@@ -45,10 +45,7 @@ _LOCATION_KEYS = PARENT_KEYS | {"location", "zone", "zones", "host"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmBatch:
-    """The VMs that one table of a fleet file declares, with the facts that later checks need.
-
-    `expand_vms` makes it.
-    """
+    """The VMs that one table of a fleet file declares, with the facts that later checks need."""
 
     table: ParsedTable[Any]  # the table that declares them: of a scale set, a role or [[vms]]
     vms: list[Vm]  # without vm_id, and with a host only if the table names one
@@ -59,11 +56,7 @@ class VmBatch:
 def expand_hosts(
     file: ParsedFleetFile, problems: ProblemCollector
 ) -> list[tuple[Host, ParsedTable[tables.HostsTable]]]:
-    """Return the hosts of all [[hosts]] tables in the order of the file, each with its table.
-
-    A table with a count gives several, numbered and in its zones in turn. A table with an invalid name is reported to
-    `problems` and left out; one with both zone and zones is reported and kept. Raises nothing.
-    """
+    """Return the hosts of all [[hosts]] tables in the order of the file, each with its table."""
     found: list[tuple[Host, ParsedTable[tables.HostsTable]]] = []
     for table in file.hosts:
         check_zone(table, f"host {table.content.name!r}", problems)
@@ -81,13 +74,7 @@ def _numbered_hosts(table: ParsedTable[tables.HostsTable], location: str) -> Ite
 
 
 def expand_vms(file: ParsedFleetFile, inherited: InheritedValues, problems: ProblemCollector) -> list[VmBatch]:
-    """Return the VMs that all tables declare, one batch per table in file order, without chosen hosts.
-
-    A scale set has a batch if it has a count, a cloud service one per role. VMs of a set get update and fault domains,
-    zones and placement groups in turn, where the table does not name them. Reports to `problems` what is wrong in
-    single tables (including subscriptions, groups and sets), and scale sets and cloud services without VMs. Roles with
-    an invalid name, and [[vms]] with an invalid name or pattern with {n}, are left out. Raises nothing.
-    """
+    """Return the VMs that all tables declare, one batch per table in file order, without chosen hosts."""
     parents = read_parents(file, inherited)
     check_groups(file, problems)
     check_parents(parents, problems)
@@ -271,10 +258,7 @@ class _VmSeries:
 
 
 class _DomainRotation:
-    """Counts the VMs of each set over all tables that declare them, to give them domains in turn.
-
-    One instance serves a whole file.
-    """
+    """Counts the VMs of each set over all tables that declare them, to give them domains in turn."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
@@ -287,10 +271,7 @@ class _DomainRotation:
 
 
 def _expand_series(series: _VmSeries, rotation: _DomainRotation, problems: ProblemCollector) -> Iterator[Vm]:
-    """Yield the VMs of a series, numbered, with zones, domains and placement groups in turn.
-
-    Counts them in `rotation`. Reports invalid addresses to `problems`; a VM whose address cannot be read has none.
-    """
+    """Yield the VMs of a series, numbered, with zones, domains and placement groups in turn."""
     template, parent, zones = series.template, series.parent, series.zones
     update_domains = parent.update_domains if parent and not series.table.has("update_domain") else 0
     fault_domains = parent.fault_domains if parent and not series.table.has("fault_domain") else 0

@@ -25,11 +25,7 @@ def check_hosts(hosts: list[tuple[Host, ParsedTable[tables.HostsTable]]], proble
 
 
 def check_fleet(batches: list[VmBatch], problems: ProblemCollector) -> None:
-    """Report VMs with the same name or address, too large sets, and sets or services in several locations.
-
-    Names count within a resource group, ignoring case. A placement group has at most 100 VMs, a flexible scale set
-    1,000. Everything is added to `problems`, nothing is raised.
-    """
+    """Report VMs with the same name or address, too large sets, and sets or services in several locations."""
     _check_names(batches, problems)
     _check_addresses(batches, problems)
     _check_placement_groups(batches, problems)
@@ -96,11 +92,7 @@ def _check_locations(batches: list[VmBatch], problems: ProblemCollector) -> None
 
 
 def check_named_hosts(batches: list[VmBatch], hosts: dict[str, Host], problems: ProblemCollector) -> None:
-    """Report VMs whose named host is not declared, or is in another location or zone, to `problems`.
-
-    VMs that name no host are skipped. The keys of `hosts` are names in lower case. Where another problem leaves the
-    location of the VMs unclear, it is not compared.
-    """
+    """Report VMs whose named host is not declared, or is in another location or zone, to `problems`."""
     for vm, batch in _vms_with_batches(batches):
         if not vm.host:
             continue

@@ -12,10 +12,7 @@ _BASE36_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def name_error(name: str, *, limit: int = MAX_NAME_LENGTH) -> str | None:
-    """Return why a name is not allowed, to follow the name in a sentence; None if it is allowed.
-
-    It must have 1 to `limit` characters, no blanks around it, no slashes or backslashes, and only printable characters.
-    """
+    """Return why a name is not allowed, to follow the name in a sentence; None if it is allowed."""
     if not name.strip():
         return "is empty"
     if len(name) > limit:
@@ -28,21 +25,13 @@ def name_error(name: str, *, limit: int = MAX_NAME_LENGTH) -> str | None:
 
 
 def pattern_error(pattern: str) -> str | None:
-    """Return why the braces of a name pattern are invalid, to follow the pattern in a sentence, or None.
-
-    None means valid: it has no braces, or only {n} or {n:0W} with a width W from 1 to 9, such as {n:03}. Nothing else
-    is checked here; `name_error` checks a name.
-    """
+    """Return why the braces of a name pattern are invalid, to follow the pattern in a sentence, or None."""
     rest = _NUMBER_PLACEHOLDER.sub("", pattern)
     return "has braces other than {n}" if "{" in rest or "}" in rest else None
 
 
 def plain_name_error(name: str, *, limit: int) -> str | None:
-    """Return why a name that cannot have a number is not allowed, to follow it in a sentence, or None.
-
-    It must have 1 to `limit` characters, no blanks around it, no braces, slashes or backslashes, and only printable
-    characters.
-    """
+    """Return why a name that cannot have a number is not allowed, to follow it in a sentence, or None."""
     return "contains braces" if "{" in name or "}" in name else name_error(name, limit=limit)
 
 
@@ -54,25 +43,18 @@ def is_pattern(text: str) -> bool:
 def numbered_pattern(text: str, *, counted: bool) -> str:
     """Return the pattern for names: with a count, a name without {n} gets -{n}, even for a count of 1.
 
-    `text` is the name in the table, `counted` whether the table has a count; without a count, the text is returned as
-    it is. So the name of the first VM stays the same when the count grows.
+    So the name of the first VM stays the same when the count grows.
     """
     return f"{text}-{{n}}" if counted and not is_pattern(text) else text
 
 
 def fill_pattern(pattern: str, n: int) -> str:
-    """Return the pattern with the number in place of each {n}; {n:03} pads it with zeros to three digits.
-
-    Without {n} the pattern is returned as it is. It must be valid (`pattern_error`).
-    """
+    """Return the pattern with the number in place of each {n}; {n:03} pads it with zeros to three digits."""
     return pattern.format(n=n)
 
 
 def instance_host_name(prefix: str, n: int) -> str:
-    """Return the hostname of a scale set instance: the prefix and at least six base-36 digits (spec §4.2).
-
-    `n` is its number; the digits are 0 to 9 and A to Z.
-    """
+    """Return the hostname of a scale set instance: the prefix and at least six base-36 digits (spec §4.2)."""
     digits = ""
     while n:
         n, digit = divmod(n, 36)
@@ -83,8 +65,7 @@ def instance_host_name(prefix: str, n: int) -> str:
 def flexible_instance_ids(set_key: str) -> Iterator[str]:
     """Yield the ids of a flexible scale set's VMs without end: 8 hexadecimal digits, none of them twice.
 
-    A VM is called `set_1a2b3c4d` with its id (spec §14.5). `set_key` is `subscription/group/set` in lower case: the
-    same set has the same ids in every file, and keeps them when its count changes.
+    The same set has the same ids in every file, and keeps them when its count changes.
     """
     taken: set[str] = set()
     n = 0

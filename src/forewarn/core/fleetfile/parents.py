@@ -49,12 +49,7 @@ class ParentResource:
 
 
 class InheritedValues:
-    """The values that tables of one fleet file inherit from subscriptions, resource groups and [defaults].
-
-    The constructor and both methods report subscriptions that are not declared to `problems`, unless a table of
-    subscriptions is invalid; `template` reports invalid resource groups too. Names and ids are compared ignoring letter
-    case.
-    """
+    """The values that tables of one fleet file inherit from subscriptions, resource groups and [defaults]."""
 
     def __init__(self, file: ParsedFleetFile, problems: ProblemCollector) -> None:
         self._problems = problems
@@ -65,11 +60,7 @@ class InheritedValues:
         self._locations = {self._group_key(t): t.content.location for t in file.resource_groups}
 
     def subscription_id(self, table: ParsedTable[Any]) -> str:
-        """Return the id of the subscription that a table names by name or id, else of the default one.
-
-        Letter case is ignored. A GUID need not be declared. Any other unknown name is returned as it is, and reported
-        as a problem, unless a table of subscriptions is invalid.
-        """
+        """Return the id of the subscription that a table names by name or id, else of the default one."""
         named = table.content.subscription or self._defaults.content.subscription
         known = self._subscriptions.get(named.casefold()) or self._subscription_ids.get(named.casefold())
         if known is None and not _GUID.fullmatch(named) and self._all_subscriptions_known:
@@ -79,12 +70,7 @@ class InheritedValues:
         return known or named
 
     def template(self, table: ParsedTable[tables.CommonVmTable]) -> Vm:
-        """Return a VM without a name, in no set, with the values of the table, else those that it inherits.
-
-        The location comes from the table, else from its resource group, else from [defaults]; other values come from
-        the table, else from [defaults], and tags from both. Reports an invalid resource group or an unknown
-        subscription as a problem.
-        """
+        """Return a VM without a name, in no set, with the values of the table, else those that it inherits."""
         content, defaults = table.content, self._defaults.content
         group = content.resource_group or defaults.resource_group
         self._check_group(table, group)
@@ -113,11 +99,7 @@ class InheritedValues:
 
 
 def apply_table(base: Vm, table: ParsedTable[Any]) -> Vm:
-    """Return `base` with the values that the table gives; what the table leaves out stays as in `base`.
-
-    Tags and environment variables are added, and replace those of the same name. It copies the values that VMs inherit,
-    such as size, location, zone, priority and approvals, but not names, sets, hosts and addresses.
-    """
+    """Return `base` with the values that the table gives; what the table leaves out stays as in `base`."""
     content = table.content
     values: dict[str, Any] = {key: getattr(content, key) for key in _COPIED_KEYS if table.has(key)}
     if table.has("tags"):
@@ -141,11 +123,7 @@ def _notice_minutes(value: bool | int) -> int:
 
 
 def read_parents(file: ParsedFleetFile, inherited: InheritedValues) -> list[ParentResource]:
-    """Return the sets and services of the file: availability sets, then scale sets, then cloud services.
-
-    Those of a kind are in the order of the file. `inherited` reports their unknown subscriptions and invalid resource
-    groups to the problems that it was made with.
-    """
+    """Return the sets and services of the file: availability sets, then scale sets, then cloud services."""
     sets = [_read_parent("availability set", table, inherited) for table in file.availability_sets]
     scale_sets = [_read_parent("scale set", table, inherited) for table in file.scale_sets]
     return [*sets, *scale_sets, *(_read_parent("cloud service", table, inherited) for table in file.cloud_services)]
@@ -183,10 +161,8 @@ def find_parent(
 ) -> ParentResource | None:
     """Return the set or service that a [[vms]] table names; None unless it names exactly one declared one.
 
-    It is one of `parents`, the sets and services of `file`, searched by name, ignoring letter case, in the resource
-    group of `template`; then, if the table names no group or subscription and only one has that name, in all groups.
-    Reports a table that names several sets or services to `problems`, and one that names an unknown one, unless a table
-    of that kind is invalid.
+    It is searched in the resource group of `template`; then, if the table names no group or subscription and only one
+    has that name, in all groups.
     """
     named = sorted(key for key in PARENT_KEYS if table.has(key))
     if len(named) > 1:

@@ -30,10 +30,7 @@ class ParsedTable(Generic[T_co]):
     invalid_keys: frozenset[str]  # keys with invalid values; checks that depend on them are left out
 
     def line(self, *keys: str) -> int:
-        """Return the line, from 1, of the first of these keys that the table has, with a valid value or not.
-
-        Without such a key it is the line of the table itself.
-        """
+        """Return the line, from 1, of the first of these keys that the table has, with a valid value or not."""
         written = (key for key in keys if key in self.given_keys or key in self.invalid_keys)
         return self.lines.line_of((*self.path, next(written, "")))
 
@@ -47,8 +44,7 @@ class ParsedFleetFile:
     """The usable tables of a fleet file, each kind in the order of the file.
 
     Tables that lack a valid required key are left out, so only the `path` of a table says which one of the file it is.
-    `roles` has a list, which may be empty, for each of `cloud_services`. `invalid_tables` has the key of each kind,
-    such as "vms", with a table that was left out or has an invalid value; wrong roles count as "cloud_services".
+    `invalid_tables` has the key of each kind with a table that was left out or has an invalid value.
     """
 
     defaults: ParsedTable[tables.DefaultsTable]
@@ -68,9 +64,7 @@ class ParsedFleetFile:
 def parse_fleet_file(text: str, problems: ProblemCollector) -> ParsedFleetFile | None:
     """Return the tables of a fleet file (TOML text), and report what is wrong in them to `problems`.
 
-    None if the text is not TOML, or nested too deeply; that is reported too, and nothing is raised. A table that lacks
-    a valid required key is left out; any other invalid value is replaced by the default; unknown keys are ignored. All
-    three are reported. References between tables are not checked.
+    None if the text is not TOML, or nested too deeply. References between tables are not checked.
     """
     try:
         data = load_toml(text)

@@ -10,29 +10,20 @@ from forewarn.errors import Rejected
 
 
 class FleetFileProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One problem of a fleet file, or of applying it: its line, what is wrong, and what to do instead.
-
-    Shown to people, and as JSON to clients.
-    """
+    """One problem of a fleet file, or of applying it: its line, what is wrong, and what to do instead."""
 
     line: int  # 0: the problem is in the running fleet, not in a line of the file
     what: str  # a clause that says what is wrong
     remedy: str  # a clause that says what to write or do instead
 
     def sentence(self, source: str) -> str:
-        """Return the problem in one line: `source:line: what: remedy`, where `source` is the file's name.
-
-        Without a line number, if the problem has none, it is `source: what: remedy`.
-        """
+        """Return the problem in one line: `source:line: what: remedy`, where `source` is the file's name."""
         place = f"{source}:{self.line}: " if self.line else f"{source}: "
         return f"{place}{self.what}: {self.remedy}"
 
 
 class InvalidFleetFile(Rejected):
-    """The fleet file is not valid. `problems` has all its problems in the order of their lines.
-
-    `read_fleet_file` raises it. `source` is the name of the file; the message has one line per problem.
-    """
+    """The fleet file is not valid. `problems` has all its problems in the order of their lines."""
 
     def __init__(self, problems: Sequence[FleetFileProblem], *, source: str) -> None:
         self.problems = tuple(problems)
@@ -41,10 +32,7 @@ class InvalidFleetFile(Rejected):
 
 
 class ProblemCollector:
-    """Collects the problems of a fleet file while it is read; empty at first.
-
-    The functions that check the file add to it instead of raising. The same problem of a line is kept once.
-    """
+    """Collects the problems of a fleet file while it is read, instead of raising; the same problem of a line once."""
 
     def __init__(self) -> None:
         self._problems: list[FleetFileProblem] = []
@@ -54,7 +42,6 @@ class ProblemCollector:
         """Add a problem, unless the line has one of the same `rule` (without a rule: the same `what`) already.
 
         `line` counts from 1, 0 means none. `what` says what is wrong, `remedy` what to write instead, each as a clause.
-        `rule` is any name for one kind of problem, of which a line shows only the first.
         """
         key = (line, rule or what)
         if key not in self._reported:

@@ -40,10 +40,9 @@ class VmDeclaration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeclaredFleet(msgspec.Struct, frozen=True, kw_only=True):
-    """The hosts and VMs that a valid fleet file declares, in its order. `read_fleet_file` makes it.
+    """The hosts and VMs that a valid fleet file declares, in its order.
 
-    It says nothing about the running fleet: `core.fleet_diff` compares the two. VMs have no vm_id yet. They have a host
-    (named in the file, or chosen as if the fleet were empty), and an address only if the file gives one.
+    VMs have no vm_id yet. They have a host (named in the file, or chosen as if the fleet were empty).
     """
 
     source: str  # the name of the file, for messages
@@ -55,10 +54,7 @@ class DeclaredFleet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_fleet_file(text: str, *, source: str = "fleet.toml") -> DeclaredFleet:
-    """Return the fleet that the text of a fleet file declares. Raises InvalidFleetFile with all problems.
-
-    The text is TOML. `source` is the name of the file in messages; no file is opened.
-    """
+    """Return the fleet that the text of a fleet file declares. Raises InvalidFleetFile with all problems."""
     problems = ProblemCollector()
     file = parse_fleet_file(text, problems)
     declared_fleet = _declared_fleet(file, source, problems) if file else None

@@ -14,12 +14,7 @@ from forewarn.core.fleetfile.problems import ProblemCollector
 
 
 def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
-    """Report subscriptions and resource groups with bad names, and those declared twice, to `problems`.
-
-    A name has 1 to 90 characters and the form that `plain_name_error` demands. Names, and ids of subscriptions, are
-    compared ignoring letter case. Two resource groups are the same if their tables also give the same text as
-    subscription: a name in one and the id in the other go unnoticed.
-    """
+    """Report subscriptions and resource groups with bad names, and those declared twice, to `problems`."""
     duplicates = _DuplicateCheck(problems)
     for subscription in file.subscriptions:
         content = subscription.content
@@ -33,13 +28,7 @@ def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
 
 
 def check_parents(parents: list[ParentResource], problems: ProblemCollector) -> None:
-    """Report sets and services with bad names, zones or priorities, or declared twice, to `problems`.
-
-    A name has at most 56 characters (55 of a flexible scale set), without braces. Two of a kind are the same if they
-    have the same name, ignoring case, in one resource group. Bad priorities are an eviction policy without Spot, and a
-    terminate notification with it. Also reported are zone together with zones, a placement group of a flexible scale
-    set, and narrow delivery in a set with several fault domains. Does not check here whether a set has VMs.
-    """
+    """Report sets and services with bad names, zones or priorities, or declared twice, to `problems`."""
     duplicates = _DuplicateCheck(problems)
     for parent in parents:
         thing = f"{parent.label} {parent.name!r}"
@@ -86,10 +75,7 @@ class _DuplicateCheck:
 
 
 def check_role(role: ParsedTable[tables.RoleTable], problems: ProblemCollector) -> bool:
-    """Return whether the name of a cloud service's role is valid; report it to `problems` if it is not.
-
-    A valid name has 1 to 53 characters, and otherwise the form that `plain_name_error` demands.
-    """
+    """Return whether the name of a cloud service's role is valid; report it to `problems` if it is not."""
     return _check_plain_name(role, role.content.name, problems, limit=53)  # leaves 11 characters for _IN_1000000
 
 
@@ -103,11 +89,7 @@ def _check_plain_name(table: ParsedTable[Any], name: str, problems: ProblemColle
 def check_names(
     table: ParsedTable[tables.VmsTable] | ParsedTable[tables.HostsTable], thing: str, problems: ProblemCollector
 ) -> bool:
-    """Return whether the names that a [[vms]] or [[hosts]] table makes are valid; if not, report that.
-
-    The report goes to `problems`. The pattern may have no braces but {n}; the name with the highest number, which is
-    the longest, must have 1 to 64 printable characters without slashes. `thing` is `VM` or `host`, for the message.
-    """
+    """Return whether the names that a [[vms]] or [[hosts]] table makes are valid; if not, report that."""
     content = table.content
     error = pattern_error(content.name)
     if not error:
@@ -126,10 +108,6 @@ def check_zone(table: ParsedTable[Any], thing: str, problems: ProblemCollector) 
 
 
 def _check_priority(table: ParsedTable[Any], template: Vm, thing: str, problems: ProblemCollector) -> None:
-    """Report terminate notifications of a Spot VM, and an eviction policy without Spot.
-
-    `template` has the inherited values; `thing` names the table in the message.
-    """
     spot = template.priority is Priority.SPOT
     if spot and template.terminate_notice_min and {"priority", "terminate_notification"} & table.given_keys:
         what = f"{thing} is Spot, and a Spot VM gets no terminate notification (spec §6.3)"
@@ -143,14 +121,7 @@ def _check_priority(table: ParsedTable[Any], template: Vm, thing: str, problems:
 def check_vms(
     table: ParsedTable[tables.VmsTable], template: Vm, parent: ParentResource | None, problems: ProblemCollector
 ) -> None:
-    """Report contradictions in a [[vms]] table to `problems`, as in zones, priority and domains.
-
-    These are zone with zones or with an availability set, an eviction policy without Spot, a terminate notification
-    with it, and a domain that the set does not have (outside a set, any but 0). Others are a placement group without a
-    scale set or in a flexible one, and automatic approval of its own for a VM of a set or service. `template` is a VM
-    with the values of the table and the inherited ones; `parent` is the set or service that the table names, None if it
-    names none or no valid one. Names are not checked here.
-    """
+    """Report contradictions in a [[vms]] table to `problems`, as in zones, priority and domains."""
     thing = f"VM {table.content.name!r}"
     check_zone(table, thing, problems)
     _check_priority(table, template, thing, problems)
@@ -199,11 +170,7 @@ def _check_domain(
 
 
 def check_patterns(table: ParsedTable[tables.VmsTable], problems: ProblemCollector) -> bool:
-    """Return whether a [[vms]] table has valid names, and valid braces in its other patterns.
-
-    The other patterns are computer_name, address and host; their values are not checked otherwise. What is invalid is
-    reported to `problems`.
-    """
+    """Return whether a [[vms]] table has valid names, and valid braces in its other patterns."""
     keys = ("computer_name", "address", "host")
     errors = {key: error for key in keys if (error := pattern_error(getattr(table.content, key)))}
     for key, error in errors.items():

@@ -78,11 +78,7 @@ AbsolutePath = Annotated[
 
 
 class DefaultsTable(msgspec.Struct, frozen=True, kw_only=True):
-    """[defaults]: values of VMs, sets and cloud services that give none; their own tags are added.
-
-    A tag of their own replaces one of the same name here. Resource groups get only the subscription and the location
-    from here, hosts only the location.
-    """
+    """[defaults]: values of VMs, sets and cloud services that give none; their own tags are added."""
 
     subscription: Text = "00000000-0000-0000-0000-000000000001"  # name or id
     resource_group: Text = "fleet"  # its name
@@ -100,10 +96,7 @@ class SubscriptionTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResourceGroupTable(msgspec.Struct, frozen=True, kw_only=True):
-    """[[resource_groups]]: the location and tags of a resource group; its VMs inherit the location only.
-
-    A group that VMs name need not have a table; then it has the location of [defaults] and no tags.
-    """
+    """[[resource_groups]]: the location and tags of a resource group; its VMs inherit the location only."""
 
     name: Name
     subscription: Text = ""  # name or id; "": that of [defaults]
@@ -112,10 +105,7 @@ class ResourceGroupTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostsTable(msgspec.Struct, frozen=True, kw_only=True):
-    """[[hosts]]: one host, or `count` numbered ones, in `zones` in turn.
-
-    A count is 1 to 1,000,000; if it is given, even 1, names get a number.
-    """
+    """[[hosts]]: one host, or `count` numbered ones, in `zones` in turn."""
 
     name: Name  # with {n} in place of its number; without it, a count adds `-{n}`
     count: Count = 1
@@ -128,10 +118,8 @@ class HostsTable(msgspec.Struct, frozen=True, kw_only=True):
 class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
     """Keys that [[vms]], sets and cloud services have in common; VMs inherit them from their set.
 
-    The name is required. Any other key that is left out is inherited from the set, else (only the location) from the
-    resource group, else from [defaults], which has a value for each (DefaultsTable). So the defaults here never take
-    effect; `ParsedTable.has` says whether a key is given. Tags are added to the inherited ones, and replace those of
-    the same name.
+    A key that is left out is inherited from the set, else (only the location) from the resource group, else from
+    [defaults]. So the defaults here never take effect; `ParsedTable.has` says whether a key is given.
     """
 
     name: Name  # of the set; or of the VM, with {n} in place of its number; without it, a count adds `-{n}`
@@ -187,8 +175,7 @@ class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
 class RoleTable(msgspec.Struct, frozen=True, kw_only=True):
     """[[cloud_services.roles]]: a role of a cloud service, with `count` instances (NAME_IN_0, …).
 
-    Size and OS type are inherited from the service if they are left out: then their values here do not count
-    (`ParsedTable.has` says whether a key is given).
+    Size and OS type are inherited from the service if they are left out (`ParsedTable.has`).
     """
 
     name: Name  # at most 53 characters, without braces

@@ -37,10 +37,7 @@ ALL_CASES: tuple[Case, ...] = (
 
 
 def find_case(case_id: str, more: Sequence[Case] = ()) -> Case:
-    """Return the case with exactly this id, of `more` (from case files of the user) or of `ALL_CASES`.
-
-    If both have the id, the case of `more` wins. Raises Rejected, with the most similar ids, if no case has this id.
-    """
+    """Return the case with exactly this id, of `more` (from case files of the user) or of `ALL_CASES`."""
     by_id = {case.id: case for case in (*ALL_CASES, *more)}
     if case_id in by_id:
         return by_id[case_id]

@@ -7,10 +7,7 @@ from forewarn.crash_test.stage import StageEvent
 
 
 def listed_with(*names: str) -> SpoiledAnswer:
-    """Make a substitute: polls get events that are also for these VMs, named first in their Resources.
-
-    Names that an event lists already stay where they are.
-    """
+    """Make a substitute: polls get events that are also for these VMs, named first in their Resources."""
 
     def edit(document: dict[str, object]) -> None:
         for resources in _resources(document):
@@ -20,10 +17,7 @@ def listed_with(*names: str) -> SpoiledAnswer:
 
 
 def renamed_vm(name: str, new_name: str) -> SpoiledAnswer:
-    """Make a substitute: the Resources of every event in a document call the VM `name` `new_name`.
-
-    `name` must match exactly. Only polls get it.
-    """
+    """Make a substitute: the Resources of every event in a document call the VM `name` `new_name`."""
 
     def edit(document: dict[str, object]) -> None:
         for resources in _resources(document):
@@ -33,10 +27,7 @@ def renamed_vm(name: str, new_name: str) -> SpoiledAnswer:
 
 
 def still_listed(event: StageEvent) -> SpoiledAnswer:
-    """Make a substitute: polls get this event as Started although it is over, as after a real impact.
-
-    Real events stay listed for minutes. The event comes last; a document that lists it anyway is left alone.
-    """
+    """Make a substitute: polls get this event as Started although it is over, as after a real impact."""
 
     def edit(document: dict[str, object]) -> None:
         events = document["Events"]

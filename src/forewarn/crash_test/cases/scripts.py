@@ -64,21 +64,12 @@ def notice_of(kind: str) -> float:
 
 
 async def begin(stage: Stage) -> None:
-    """Wait until the handler of the judged VM polls, or for 30 s of the service's clock if it does not.
-
-    Does not fail in the latter case, and does not say which of the two happened. Scripts call it first.
-    """
+    """Wait until the handler of the judged VM polls, or for 30 s of the service's clock if it does not."""
     await stage.until_polled(within_s=_FIRST_POLL_WITHIN_S)
 
 
 def announce(kind: str, *, notice_s: float | None = None, vm_number: int | None = None) -> Script:
-    """Return a script that publishes an event and waits until it has started.
-
-    The event is for the judged VM, or for the neighbour with the number `vm_number` (from 0; without such a VM the
-    script raises IndexError). `kind` is, for example, Reboot; `notice_s` None means `notice_of(kind)`. The script
-    begins when the handler polls, or after 30 s without a poll. It waits at most until 5 s after NotBefore, and ends 3
-    s after the start of the event. Seconds are of the service's clock.
-    """
+    """Return a script that publishes an event and waits until it has started."""
     notice = notice_of(kind) if notice_s is None else notice_s
 
     async def script(stage: Stage) -> None:
@@ -92,12 +83,7 @@ def announce(kind: str, *, notice_s: float | None = None, vm_number: int | None 
 
 
 def announce_with(answer: Callable[[], SpoiledAnswer]) -> ScriptFactory:
-    """Return a script factory: give a substitute answer while an event is published, until it has started.
-
-    The factory takes the kind of the event, such as Reboot, whose notice is `notice_of(kind)`, and returns the script.
-    The script begins when the handler polls, or after 30 s without a poll. It waits at most until 5 s after NotBefore,
-    and ends 3 s after the start, with the service's own answers. `answer` makes the substitute, once per run.
-    """
+    """Return a script factory: give a substitute answer while an event is published, until it has started."""
 
     def script_for(kind: str) -> Script:
         async def script(stage: Stage) -> None:
@@ -118,13 +104,9 @@ def announce_after(
 ) -> ScriptFactory:
     """Return a script factory: give a substitute for `lasts_s`; then answer correctly, with an event.
 
-    The factory takes the kind of the event and returns the script. `lasts_s` is in seconds of the service's clock.
-    `answer` makes the substitute, once per run; it is given at most `times` times (None: without a limit). It begins
-    after the handler's first poll, or after 30 s without one, or with `at_start` before the first request. When it is
-    over, one event of the judged VM is published: a Preempt at once, one of another kind, such as Reboot, when the
-    handler polls again. If it does not poll within 37 s, the script ends without an event. (A pause after errors does
-    no harm within the notice of production, but would use up the notice of a script, `notice_of`.) The script waits for
-    the start of the event, at most until 5 s after NotBefore, and ends 3 s later.
+    When it is over, one event of the judged VM is published: a Preempt at once, one of another kind when the handler
+    polls again. A pause after errors does no harm within the notice of production, but would use up the notice of a
+    script.
     """
 
     def script_for(kind: str) -> Script:
@@ -146,11 +128,7 @@ def announce_after(
 
 
 def rest(seconds: float) -> Script:
-    """Return a script that waits until the handler polls, and then does nothing for this time.
-
-    If the handler does not poll, the time begins after 30 s. `seconds` are of the service's clock. The script publishes
-    no event.
-    """
+    """Return a script that waits until the handler polls, and then does nothing for this time."""
 
     async def script(stage: Stage) -> None:
         await begin(stage)
@@ -160,11 +138,7 @@ def rest(seconds: float) -> Script:
 
 
 def rest_with(answer: Callable[[], SpoiledAnswer], seconds: float) -> Script:
-    """Return a script that gives a substitute answer for a time, once the handler polls, without an event.
-
-    If the handler does not poll, the time begins after 30 s. `seconds` are of the service's clock; then the service's
-    own answers follow for 3 s. `answer` makes the substitute, once per run.
-    """
+    """Return a script that gives a substitute answer for a time, once the handler polls, without an event."""
 
     async def script(stage: Stage) -> None:
         await begin(stage)
@@ -177,11 +151,7 @@ def rest_with(answer: Callable[[], SpoiledAnswer], seconds: float) -> Script:
 
 
 def preempt_variant(case: Case, script: Script) -> Case:
-    """Return a copy of the case for handlers on a Spot VM, with `script` in place of the case's own.
-
-    `script` should announce an eviction. The copy's id ends with `-preempt`, its title says so, and it is only for the
-    profile spot, with a Spot VM as its fleet. Demands and severity stay.
-    """
+    """Return a copy of the case for handlers on a Spot VM, with `script` in place of the case's own."""
     return replace(
         case,
         id=f"{case.id}-preempt",

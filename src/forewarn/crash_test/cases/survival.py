@@ -35,10 +35,7 @@ _DASK_PLUGIN = "https://github.com/dask/dask-cloudprovider/blob/main/dask_cloudp
 
 
 async def _wait_for_start(stage: Stage, *, kills_after_s: float | None, reboots: bool = False) -> None:
-    """Announce a reboot that no approval starts; kill the handler this long after delivery, or at once.
-
-    With `reboots`, the whole VM reboots instead.
-    """
+    """Announce a reboot that no approval starts; kill the handler this long after delivery, or at once."""
     await begin(stage)
     stage.substitute(answers.approval_refused(503))
     event = await stage.publish("Reboot", notice_s=_LONG_NOTICE_S)

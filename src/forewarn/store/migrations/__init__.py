@@ -23,12 +23,7 @@ MIGRATIONS_DIRECTORY = Path(__file__).parent  # where Alembic finds `env.py` and
 
 
 def migrate_to_newest(db: sqlite3.Connection) -> None:
-    """Apply all missing migrations in one transaction, and write the revision into the file's header.
-
-    Creates the tables of an empty database. `db` must be opened with isolation_level=None; it stays open. Does not
-    check whose database it is: call `sqlite_file.read_revision` first. Raises sqlalchemy.exc.DBAPIError, or
-    alembic.util.CommandError for an unknown revision; then nothing has changed.
-    """
+    """Apply all missing migrations in one transaction, and write the revision into the file's header."""
     engine = create_engine("sqlite://", creator=lambda: db, poolclass=StaticPool)
     event.listen(engine, "begin", _begin_immediate)
     with engine.begin() as connection:
@@ -38,10 +33,7 @@ def migrate_to_newest(db: sqlite3.Connection) -> None:
 
 
 def migrate_record_to_newest(db: Any) -> None:
-    """Apply all missing migrations to a database of PostgreSQL in one transaction, or none of them.
-
-    `db` is a connection of psycopg without autocommit; it stays open. Raises sqlalchemy.exc.DBAPIError.
-    """
+    """Apply all missing migrations to a database of PostgreSQL in one transaction, or none of them."""
     engine = create_engine("postgresql+psycopg://", creator=lambda: db, poolclass=StaticPool)
     with engine.begin() as connection:
         _apply_missing(connection)
