@@ -286,7 +286,7 @@ def test_agent_explain_reads_the_journal(command: Any, file: Path, tmp_path: Pat
     keep(tmp_path, first)
     text = command.good("agent", "explain", "c706", "--config", str(file))
     lines = [line.strip() for line in text.splitlines()]
-    message = [line.split(maxsplit=1)[1] for line in lines[1:] if line[:2].isdigit()]
+    message = [line.split(maxsplit=2)[2] for line in lines[1:] if line[:2].isdigit()]
     assert lines[0] == f"event {ID}: Reboot of web-0"
     assert message == [
         "first seen, a notice of 15m; rule 'reboots'",

@@ -102,7 +102,7 @@ def test_performing_pending_maintenance_approves_it(lab: Any) -> None:
     lab.good("degrade", "h2")
     lab.when("started", lambda api: api.post("clock", "advance", body={"by_s": 600}))
     text = lab.good("perform-maintenance", "db-1", "--wait")
-    assert [line.split()[1] for line in text.splitlines()[:-1]] == [
+    assert [line.split()[2] for line in text.splitlines()[:-1]] == [
         "requested",
         "approved",
         "started",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from forewarn.cli.output import Output
-from forewarn.cli.service_banner import print_service
+from forewarn.cli.service_banner import print_service, print_status
 from forewarn.lab.vms.layout import LAB_MARKER
 
 ENDPOINT = ("web-0", "http://127.0.0.1:8254")
@@ -32,7 +33,16 @@ def test_the_banner_suggests_commands_that_fit_the_fleet(
     shown = io.StringIO()
     output.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
     counts = {"vms": vms, "scopes": vms, "hosts": 0, "events": 0}
-    info = {"version": "1", "lab": bool(endpoints), "counts": counts, "listeners": [], "workers": [], "console": None}
+    info = {
+        "version": "1",
+        "lab": bool(endpoints),
+        "counts": counts,
+        "listeners": [],
+        "workers": [],
+        "console": None,
+        "now": time.time(),
+        "speed": 1,
+    }
     addresses = [{"vm": vm, "url": url} for vm, url in endpoints]
     print_service(output, {**info, "pid": 1, "data": "/data", "identity_on_loopback": False, "endpoints": addresses})
     assert next_ in shown.getvalue()
@@ -44,7 +54,16 @@ def test_the_banner_names_the_hypervisor_and_what_it_acts_on() -> None:
     shown = io.StringIO()
     output.stdout = Console(file=shown, width=200, markup=False, highlight=False)
     counts = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
-    info = {"version": "1", "lab": False, "counts": counts, "listeners": [], "workers": [], "console": None}
+    info = {
+        "version": "1",
+        "lab": False,
+        "counts": counts,
+        "listeners": [],
+        "workers": [],
+        "console": None,
+        "now": time.time(),
+        "speed": 1,
+    }
     hypervisor = {"name": "simulated", "text": "no real VM is touched"}
     rest = {"pid": 1, "data": "/data", "identity_on_loopback": False, "endpoints": []}
     print_service(output, {**info, **rest, "hypervisor": hypervisor})
@@ -60,7 +79,16 @@ def test_the_banner_writes_an_ipv6_address_in_brackets() -> None:
         {"address": "10.0.0.1", "port": 80, "identity": "SourceAddress"},
     ]
     counts = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
-    info = {"version": "1", "lab": False, "counts": counts, "listeners": listeners, "workers": [], "console": None}
+    info = {
+        "version": "1",
+        "lab": False,
+        "counts": counts,
+        "listeners": listeners,
+        "workers": [],
+        "console": None,
+        "now": time.time(),
+        "speed": 1,
+    }
     print_service(output, {**info, "pid": 1, "data": "/data", "identity_on_loopback": False, "endpoints": []})
     assert "http://[::1]:8254" in shown.getvalue()
     assert "http://10.0.0.1:80" in shown.getvalue()
@@ -73,9 +101,50 @@ def test_the_banner_says_how_to_get_a_link_to_the_portal_unless_it_has_one(link:
     output.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
     counts = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
     console = {"url": "https://localhost:8443", "portal": "http://localhost:8443/portal/"}
-    info = {"version": "1", "lab": True, "counts": counts, "listeners": [], "workers": [], "console": console}
+    info = {
+        "version": "1",
+        "lab": True,
+        "counts": counts,
+        "listeners": [],
+        "workers": [],
+        "console": console,
+        "now": time.time(),
+        "speed": 1,
+    }
     print_service(output, {**info, "pid": 1, "data": "/d", "identity_on_loopback": False, "endpoints": []}, link)
     assert ("get a link that opens the portal" in shown.getvalue()) == is_hinted
+    assert shown.getvalue().rstrip().endswith(link)
+    assert "http://localhost:8443/portal/\n" in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "speed", "clock"),
+    [
+        (0, 1, None),
+        (3600, 1, "1 h ahead of real time"),
+        (0, 60, "60 times as fast as real time"),
+        (-300, 0, "5 min behind real time, stopped"),
+    ],
+)
+def test_the_clock_of_a_lab_is_shown_if_it_is_not_real_time(ahead_s: float, speed: float, clock: str | None) -> None:
+    output = Output()
+    shown = io.StringIO()
+    output.stdout = Console(file=shown, width=200, markup=False, highlight=False)
+    counts = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
+    info = {
+        "version": "1",
+        "lab": True,
+        "counts": counts,
+        "listeners": [],
+        "workers": [],
+        "console": None,
+        "now": time.time(),
+        "speed": 1,
+    }
+    times = {"now": time.time() + ahead_s, "speed": speed}
+    print_status(output, {**info, **times, "pid": 1, "data": "/d", "identity_on_loopback": False, "endpoints": []})
+    assert ("  clock " in shown.getvalue()) == (clock is not None)
+    assert clock is None or f", lab time: {clock}\n" in shown.getvalue()
 
 
 def test_the_banner_of_a_lab_with_real_vms_says_that_its_end_removes_it(tmp_path: Path) -> None:
@@ -84,7 +153,16 @@ def test_the_banner_of_a_lab_with_real_vms_says_that_its_end_removes_it(tmp_path
     shown = io.StringIO()
     output.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
     counts = {"vms": 2, "scopes": 2, "hosts": 2, "events": 0}
-    info = {"version": "1", "lab": True, "counts": counts, "listeners": [], "workers": [], "console": None}
+    info = {
+        "version": "1",
+        "lab": True,
+        "counts": counts,
+        "listeners": [],
+        "workers": [],
+        "console": None,
+        "now": time.time(),
+        "speed": 1,
+    }
     rest = {
         "data": str(tmp_path),
         "identity_on_loopback": False,

@@ -1,10 +1,14 @@
 """Durations and times: parsing and formatting."""
 
+import re
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.cli.formatting import clock_time, clock_times, describe_time, local_time, relative_time
+from forewarn.cli.formatting import clock_time, clock_times, describe_time, local_time, relative_time, zone_name
 from forewarn.duration import duration_text, exact_duration_text, format_duration, parse_duration
 
 NOON = 1_767_614_400.0
@@ -70,12 +74,12 @@ def test_a_duration_in_words_says_the_same_as_a_short_one(seconds: float) -> Non
 def test_an_instant_of_another_day_has_its_date() -> None:
     """Spec §12: relative times are counted from the service's own clock."""
     today = local_time(NOON).replace(hour=12, minute=0, second=0).timestamp()
-    assert clock_time(today + 5, today) == "12:00:05"
-    assert clock_time(today + 7 * 86_400, today).endswith(" 12:00:00")
-    assert len(clock_time(today + 7 * 86_400, today)) == 19
-    assert clock_times([today, today + 5], today) == ["12:00:00", "12:00:05"]
-    assert [len(text) for text in clock_times([today - 86_400, today], today)] == [19, 19]
-    assert describe_time(today + 899, today) == "12:14:59 (in 14m 59s)"
+    zone = zone_name(local_time(today))
+    assert clock_time(today + 5, today) == f"12:00:05 {zone}"
+    assert re.fullmatch(r"[-\d]{10} 12:00:00 \S+", clock_time(today + 7 * 86_400, today))
+    assert clock_times([today, today + 5], today) == [f"12:00:00 {zone}", f"12:00:05 {zone}"]
+    assert [text[10] for text in clock_times([today - 86_400, today], today)] == [" ", " "]
+    assert describe_time(today + 899, today) == f"12:14:59 {zone} (in 14m 59s)"
     assert relative_time(today - 62, today) == "1m 2s ago"
     assert relative_time(today, today) == "now"
     assert describe_time(None, today) == "-"
@@ -90,3 +94,8 @@ def test_an_instant_of_another_day_has_its_date() -> None:
 )
 def test_a_duration_is_written_in_words_unless_they_would_round_it(seconds: float, text: str) -> None:
     assert exact_duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(("zone", "name"), [("UTC", "UTC"), ("Europe/Berlin", "CET"), ("Asia/Dubai", "UTC+04")])
+def test_a_zone_has_a_name(zone: str, name: str) -> None:
+    assert zone_name(datetime(2026, 1, 5, 12, tzinfo=ZoneInfo(zone))) == name

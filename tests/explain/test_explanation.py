@@ -378,6 +378,14 @@ def test_deliveries_to_many_vms_are_listed_for_the_first_and_counted_for_the_res
     assert "web-0, web-1, web-10 and 17 more poll (the last poll was 1 s ago" in explanation.now[-1]
 
 
+def test_a_vm_that_left_the_scope_is_named_without_its_subscription_and_group() -> None:
+    then = facts_at(NOON + 60, deliveries=[delivery_to(WEB1, NOON + 1)], names={WEB0.key: WEB0.name})
+    assert event_explanation(an_event(), then).lines[-1].text == "delivered to web-1 as Scheduled"
+    (line,) = vm_explanation(WEB0, [an_event()], then).lines
+    assert "never delivered to web-0, but delivered to web-1 after 1 s" in line.detail
+    assert "It was not delivered to" not in " ".join(event_explanation(an_event(vms=("web-1",)), then).now)
+
+
 POWER_STATES = [
     ({}, "web-0 is running on h1."),
     ({"power": PowerState.STOPPED}, "web-0 is stopped on h1."),

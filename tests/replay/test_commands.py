@@ -25,7 +25,7 @@ EVENT = {"EventId": "X", "EventStatus": "Scheduled", "EventType": "Freeze", "Res
 BUSY = json_reply({"DocumentIncarnation": 2, "Events": [EVENT]})
 NORMALIZATIONS = [
     (r"\b[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}\b", "ID"),
-    (r"\b\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}|\b\d{2}:\d{2}:\d{2}\b", "TIME"),
+    (r"(\b\d{4}-\d{2}-\d{2} |\b)\d{2}:\d{2}:\d{2} (UTC[+-]\d+|[A-Z]{3,5})\b", "TIME"),
     (r"\((in )?\d+m? ?\d*s?( ago)?\)", "WHEN"),
     (r"\d+ polls? in \d+s", "POLLS"),
     (r" +", " "),

@@ -73,7 +73,7 @@ def test_a_command_that_does_something_else_is_a_problem(block: str, problem: st
     [
         ("event 00E2639F-D1BE-462A-B277-EC64FB376AD6", "event 11E2639F-D1BE-462A-B277-EC64FB376AD7"),
         ("event 00E2639F  Reboot", "event 1B34D6F0 Reboot"),
-        ("not before 17:47:36 (in 15m 1s)", "not before 09:00:00 (in 15m)"),
+        ("not before 17:47:36 UTC (in 15m 1s)", "not before 09:00:00 UTC+04 (in 15m)"),
         ("15 min of notice promised,\n  3 s given", "15 min of notice promised, 12 s given"),
         ("requested by local user root (user restart)", "requested by local user ann (user restart)"),
         ("forewarn 0.1.0: the lab is up.", "forewarn 0.1.1.dev3+gab12: the lab is up."),

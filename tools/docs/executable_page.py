@@ -39,6 +39,7 @@ _CHANGING = [  # what differs from run to run, in the order in which it is repla
     (r"\b\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(:\d{2}Z?)?", "TIME"),
     (r"\b\w{3} \d{1,2} \d{2}:\d{2}(:\d{2})?", "TIME"),
     (r"\b\d{2}:\d{2}:\d{2}\b", "TIME"),
+    (r"(?<=TIME) (?:UTC[+-]\d{2,4}|[A-Z]{3,5})\b", " ZONE"),
     (r"less than a second|\b[\d.]+ ?(seconds?|min|ms|s|m|h|d|days?|hours?)\b( \d+ ?(min|s|m|h)\b)*", "SPAN"),
     (r"\(in SPAN\)|\(SPAN ago\)|SPAN ago", "WHEN"),
     (r"local user \w+", "local user"),

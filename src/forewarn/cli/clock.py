@@ -6,7 +6,7 @@ import click
 
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.follow import print_entries
-from forewarn.cli.formatting import count_noun, local_time
+from forewarn.cli.formatting import clock_time, count_noun
 from forewarn.cli.invocation import Invocation, duration, service_command
 from forewarn.cli.output import bold, dim
 from forewarn.duration import format_duration
@@ -105,7 +105,7 @@ def _print_clock(call: Invocation, view: JsonObject) -> None:
 
 
 def _time_text(view: JsonObject) -> str:
-    return f"{local_time(view['now']):%Y-%m-%d %H:%M:%S}"
+    return clock_time(view["now"], view["now"], dated=True)
 
 
 def _speed_text(view: JsonObject) -> str:

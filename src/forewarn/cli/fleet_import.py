@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from forewarn.cli.formatting import count_noun
+from forewarn.cli.formatting import clock_time, count_noun
 from forewarn.cli.invocation import Invocation, offline_command, require_server_extra
 from forewarn.cli.output import bold, dim, state_text
 from forewarn.errors import Refused, Rejected
@@ -167,7 +167,7 @@ async def _print_changes(call: Invocation, found: ImportedFleet) -> None:
                     {"at": time.time(), "host": change.host, "vm": change.vm, "change": change.kind.value}
                 )
             else:
-                clock = time.strftime("%H:%M:%S")
+                clock = clock_time(at := time.time(), at)
                 call.output.print_line(dim(clock), f"  {change.host}  ", bold(change.vm or "-"), f"  {change.kind}")
     finally:
         await driver.close()

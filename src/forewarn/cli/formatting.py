@@ -21,8 +21,14 @@ def local_time(at: float) -> datetime:
     return datetime.fromtimestamp(at).astimezone()
 
 
+def zone_name(at: datetime) -> str:
+    """Return the name of a time's zone: `CET`, or `UTC+03` for a zone without a name."""
+    name = at.tzname() or "UTC"
+    return f"UTC{name}" if name[0] in "+-" else name
+
+
 def clock_time(at: float, now: float, *, dated: bool = False) -> str:
-    """Return the local time of day, `12:00:05`, or `2026-03-01 12:00:05` if its date is not today's.
+    """Return the local time of day, `12:00:05 CET`, or `2026-03-01 12:00:05 CET` if its date is not today's.
 
     Today is the date of `now`; both are seconds since 1970. `dated` always adds the date. Returns "never" if a time is
     out of range.
@@ -31,17 +37,18 @@ def clock_time(at: float, now: float, *, dated: bool = False) -> str:
         shown, today = local_time(at), local_time(now).date()
     except (ValueError, OverflowError, OSError):
         return "never"
-    return f"{shown:%H:%M:%S}" if shown.date() == today and not dated else f"{shown:%Y-%m-%d %H:%M:%S}"
+    day = f"{shown:%Y-%m-%d} " if shown.date() != today or dated else ""
+    return f"{day}{shown:%H:%M:%S} {zone_name(shown)}"
 
 
 def clock_times(ats: Iterable[float], now: float) -> list[str]:
-    """Return the local times of one column, `12:00:05`, in the same order, all with or without a date.
+    """Return the local times of one column, `12:00:05 CET`, in the same order, all with or without a date.
 
     All get their date if one is not on the day of `now`. A time that is out of range becomes "never".
     """
     listed = list(ats)
     plain = [clock_time(at, now) for at in listed]
-    alike = len({len(text) for text in plain if text != "never"}) <= 1
+    alike = len({text.count(" ") for text in plain if text != "never"}) <= 1
     return plain if alike else [clock_time(at, now, dated=True) for at in listed]
 
 
@@ -57,7 +64,7 @@ def relative_time(at: float, now: float, *, units: int = 2) -> str:
 
 
 def describe_time(at: float | None, now: float) -> str:
-    """Return a time as `12:00:05 (in 5m)`: the local time, and how far it is; `-` for None.
+    """Return a time as `12:00:05 CET (in 5m)`: the local time, and how far it is; `-` for None.
 
     The date is added if it is not the day of `now`. A past time has `(5m ago)`. `at` and `now` are seconds since 1970,
     by the same clock.

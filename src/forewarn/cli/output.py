@@ -20,7 +20,7 @@ from rich.text import Text
 
 Cell = str | Text  # a table cell or value: plain text, or text with a style
 _SHORT_ID_LENGTH = 8
-_UNBREAKABLE_PIECE = re.compile(r"\([^)]*\)|[-\d]{10} [:\d]{8}|\S+")
+_UNBREAKABLE_PIECE = re.compile(r"\([^)]*\)|(?:[-\d]{10} )?\d\d:\d\d:\d\d \S+|\S+")
 _COLUMN_GAP = 2  # blanks between the columns of a table
 
 STATE_STYLES = {  # state in lower case → style of rich

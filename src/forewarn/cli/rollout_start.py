@@ -10,7 +10,7 @@ import click
 
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import host_names, scope_ids
-from forewarn.cli.formatting import count_noun, local_time
+from forewarn.cli.formatting import count_noun, local_time, zone_name
 from forewarn.cli.invocation import Invocation, duration, service_command
 from forewarn.cli.output import Cell, bold, dim, join_text
 from forewarn.cli.request import short_notice_option, wait_option
@@ -153,7 +153,8 @@ def _print_plan(call: Invocation, view: JsonObject) -> None:
         call.output.print_labelled(join_text("  "), sentence)
     call.output.print_line()
     columns = [("begins", "begins_at"), ("over", "over_at"), *([("settled", "settled_at")] if view["settle_s"] else [])]
-    headers = ("wave", "name", "VMs", "times", *(header for header, _ in columns))
+    zone = zone_name(local_time(view["now"]))
+    headers = ("wave", "name", "VMs", "times", *(f"{header} ({zone})" for header, _ in columns))
     call.output.print_table(headers, _wave_rows(view, [key for _, key in columns]))
     if any(wave["latest"] for wave in view["waves"]):
         call.output.print_line(dim("Earliest: each event is approved at once. Latest: nobody approves."))

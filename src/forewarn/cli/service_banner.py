@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from forewarn.cli.api_client import JsonObject
-from forewarn.cli.formatting import count_noun
+from forewarn.cli.formatting import clock_time, count_noun
 from forewarn.cli.output import Output, bold, dim
+from forewarn.duration import duration_text
 
 _MAX_VMS_SHOWN = 16
+_MIN_CLOCK_DIFFERENCE_S = 2.0  # less is the time that an answer took
 _EVENTS_TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 _PORTAL_HINT = ("forewarn portal", "get a link that opens the portal in a browser, signed in")
 _REAL_VM_STEPS = [  # of a lab with real VMs
@@ -39,7 +42,7 @@ def print_service(output: Output, info: JsonObject, link: str = "") -> None:
     if output.as_json:
         output.print_json(info)
         return
-    print_status(output, info, link)
+    print_status(output, info)
     if output.is_terminal:
         from forewarn.lab.vms.layout import LAB_MARKER  # needs the extra `server`, which other commands do without
 
@@ -51,6 +54,10 @@ def print_service(output: Output, info: JsonObject, link: str = "") -> None:
         output.print_hints(hints)
         output.print_line()
         output.print_line(dim(_stop_text(is_here=info["pid"] == os.getpid(), has_real_vms=has_real_vms)))
+    if link and info["console"]:
+        # Last, where people look first; unbroken, to be opened.
+        output.print_line()
+        output.print_labelled(bold("Open the portal, signed in:  "), link)
 
 
 def _stop_text(*, is_here: bool, has_real_vms: bool) -> str:
@@ -61,12 +68,11 @@ def _stop_text(*, is_here: bool, has_real_vms: bool) -> str:
     return f"{'Ctrl-C' if is_here else '`forewarn down`'} stops it; all data is kept."
 
 
-def print_status(output: Output, info: JsonObject, link: str = "") -> None:
+def print_status(output: Output, info: JsonObject) -> None:
     """Print what the service is and where it is reached, or `info` as JSON with --json.
 
     `info` is the API's view of the service; for a caller who may not see everything it has little more than the
-    version, and only that is printed. `link` signs in to the portal once, and is a secret; "" prints the portal's plain
-    URL. At most 16 of the VMs' addresses are shown.
+    version, and only that is printed. At most 16 of the VMs' addresses are shown.
     """
     if output.as_json:
         output.print_json(info)
@@ -87,10 +93,11 @@ def print_status(output: Output, info: JsonObject, link: str = "") -> None:
             ("fleet", ", ".join(fleet)),
             *([("hypervisor", _hypervisor_text(info["hypervisor"]))] if "hypervisor" in info else []),
             ("events", f"{counts['events']} pending" if counts["events"] else "none pending"),
+            *([("clock", clock)] if (clock := _clock_text(info)) else []),
             *(("VMs use", text) for text in list(dict.fromkeys(map(_listener_text, info["listeners"])))[:4]),
             *([("workers", str(len(info["workers"])))] if info["workers"] else []),
             *([("console", info["console"]["url"])] if info["console"] else []),
-            *([("portal", link or info["console"]["portal"])] if info["console"] else []),
+            *([("portal", info["console"]["portal"])] if info["console"] else []),
             ("process", str(info["pid"])),
             ("data", info["data"]),
         ]
@@ -118,6 +125,20 @@ def _first_steps(endpoints: list[tuple[str, str]], vms: int) -> list[tuple[str, 
         (f"forewarn restart {name}", "request a restart; the VM gets notice first"),
         (f"forewarn explain {name}", "show what happened to it, and what it waits for"),
     ]
+
+
+def _clock_text(info: JsonObject) -> str:
+    """The time of a lab whose clock differs from real time, and how; "" for any other service."""
+    now, speed, ahead_s = info["now"], info["speed"], info["now"] - time.time()
+    differences = []
+    if abs(ahead_s) >= _MIN_CLOCK_DIFFERENCE_S:
+        where = "ahead of" if ahead_s > 0 else "behind"
+        differences.append(f"{duration_text(round(abs(ahead_s)))} {where} real time")
+    if speed != 1:
+        differences.append(f"{speed:g} times as fast as real time" if speed else "stopped")
+    if not info["lab"] or not differences:
+        return ""
+    return f"{clock_time(now, now, dated=True)}, lab time: {', '.join(differences)}"
 
 
 def _hypervisor_text(hypervisor: JsonObject) -> str:

@@ -96,6 +96,11 @@ class ScopeFacts:
     idle_s: float = Policy().idle_s  # without polls for this much lab time, the scope is disabled
 
 
+def vm_name(key: str, names: Mapping[str, str]) -> str:
+    """Return the name of a VM from its key; a VM that left the scope, not in `names`, is named as its key ends."""
+    return names.get(key) or key.rpartition("/")[2]
+
+
 def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
     """Explain one event of the scope of `facts`: its timeline, its state now, and whether VMs poll."""
     lines = [
@@ -157,7 +162,7 @@ def _delivery_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine
     for status in (EventState.SCHEDULED, EventState.STARTED):
         matching = sorted((d for d in facts.deliveries if _is_delivery_of(d, event, status)), key=lambda d: d.at)
         for delivery in matching[:_MAX_LISTED_VMS]:
-            name = facts.names.get(delivery.vm, delivery.vm)
+            name = vm_name(delivery.vm, facts.names)
             detail = f"api-version {delivery.version}, incarnation {delivery.incarnation}"
             yield ExplanationLine(at=delivery.at, text=f"delivered to {name} as {status.title()}", detail=detail)
         if rest := matching[_MAX_LISTED_VMS:]:
@@ -327,7 +332,7 @@ def _wait_sentence(event: Event, facts: ScopeFacts) -> str:
 
 
 def _vms_without_delivery(event: Event, facts: ScopeFacts) -> list[str]:
-    aware = {facts.names.get(s.vm, s.vm) for s in facts.deliveries if s.event_id == event.id}
+    aware = {vm_name(s.vm, facts.names) for s in facts.deliveries if s.event_id == event.id}
     return [name for name in event.vms if name not in aware]
 
 
@@ -387,7 +392,7 @@ def _delivery_phrases(event: Event, vm: Vm, facts: ScopeFacts) -> Iterator[str]:
         if event.listed and event.status is not EventState.SCHEDULED:
             yield "delivered to no VM"
         return
-    name = vm.name if own else facts.names.get(first.vm, first.vm)
+    name = vm.name if own else vm_name(first.vm, facts.names)
     only = "" if own else f"never delivered to {vm.name}, but "
     after = duration_text(first.at - event.published_at)
     yield f"{only}delivered to {name} after {after} (api-version {first.version})"

@@ -13,7 +13,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.history import HistoryEntry
 from forewarn.core.release import StartWait, WaitReason, describe_gate_wait, start_wait, waits_only_for_gate
 from forewarn.core.scope import Scope, scope_title
-from forewarn.explain.explanation import Explanation, ScopeFacts, VmPoll, event_explanation, vm_explanation
+from forewarn.explain.explanation import Explanation, ScopeFacts, VmPoll, event_explanation, vm_explanation, vm_name
 from forewarn.lab.service import LabService
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def _explanation_input(service: LabService, scope_id: str, events: Sequence[Even
         title=scope_title(scope),
         # In virtual time: a test reads the same text on every machine.
         polls=[
-            VmPoll(vm=names.get(p.vm, p.vm), silent_s=service.now() - p.at, version=p.version)
+            VmPoll(vm=vm_name(p.vm, names), silent_s=service.now() - p.at, version=p.version)
             for p in store.last_polls(scope_id=scope_id)
         ],
         deliveries=[delivery for event in events for delivery in store.deliveries(event_id=event.id)],

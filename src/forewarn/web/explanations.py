@@ -25,6 +25,7 @@ from forewarn.explain.explanation import (
     VmPoll,
     event_explanation,
     vm_explanation,
+    vm_name,
 )
 from forewarn.explain.status import (
     EventWithFacts,
@@ -209,7 +210,7 @@ def _unreachable_since(context: RequestContext) -> dict[str, float]:
 def _vm_poll(context: RequestContext, poll: LastPoll, names: Mapping[str, str]) -> VmPoll:
     now, _, is_lab = context.control.lab_clock.status()
     return VmPoll(
-        vm=names.get(poll.vm, poll.vm),
+        vm=vm_name(poll.vm, names),
         silent_s=silent_seconds(poll, context.dependencies.pace_of(poll.vm), now),
         version=poll.version,
         lab_s=now - poll.at if is_lab else None,
