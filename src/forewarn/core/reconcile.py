@@ -91,6 +91,8 @@ def _start_event(scope: Scope, event: Event, context: DecisionContext) -> Scope:
 
 def _skipped_entry(event: Event, name: str, now: float) -> HistoryEntry:
     reason = f"it is no longer on {event.host}" if _is_work_on_host(event) else "it was removed or deallocated"
+    if name in event.removed_vms:
+        reason = "it was removed"
     text = f"{name} is skipped: {reason}"
     return HistoryEntry(
         at=now,

@@ -105,9 +105,19 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.with_vms((vm,))
 
     def with_vms(self, vms: Iterable[Vm]) -> Scope:
-        """Return the scope with each of these VMs in place of the one with its key, or added at the end."""
-        by_key = {vm.key: vm for vm in self.vms} | {vm.key: vm for vm in vms}
-        return msgspec.structs.replace(self, vms=tuple(by_key.values()))
+        """Return the scope with each of these VMs in place of the one with its key, or added at the end.
+
+        Scheduled events no longer concern a VM that is removed, nor one that is added under its name.
+        """
+        changed = {vm.key: vm for vm in vms}
+        scope = msgspec.structs.replace(self, vms=tuple(({vm.key: vm for vm in self.vms} | changed).values()))
+        removed = {vm.name.casefold() for vm in changed.values() if vm.removed_at is not None}
+        for event in self.live_events(EventState.SCHEDULED) if removed else ():
+            if gone := tuple(name for name in event.vms if name.casefold() in removed):
+                scope = scope.with_event(
+                    msgspec.structs.replace(event, removed_vms=tuple(dict.fromkeys((*event.removed_vms, *gone))))
+                )
+        return scope
 
     def with_incarnation_increased(self, by: int = 1) -> Scope:
         """Return the scope with its incarnation greater by `by`."""
