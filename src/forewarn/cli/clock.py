@@ -16,22 +16,13 @@ _ADVANCE_TIMEOUT_S = 3600.0
 
 @click.group()
 def clock() -> None:
-    """Show the service's clock, or change a lab's.
-
-    \f
-    A group, which does nothing itself: its commands are `show`, `advance` and `speed`.
-    """
+    """Show the service's clock, or change a lab's."""
 
 
 @clock.command()
 @service_command
 def show(call: Invocation) -> None:
-    """Show the time.
-
-    \f
-    Prints the service's (lab) time in this machine's time zone and, for a lab, how fast its clock runs. With --json it
-    prints the API's view, with the time in seconds since 1970.
-    """
+    """Show the time."""
     _print_clock(call, call.api.get("clock"))
 
 
@@ -44,13 +35,6 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
 
     VMs that polled within the last minutes count as polling throughout. To see how a scope is disabled after 24 hours
     without polls, start the lab with `forewarn up --enablement on-request`, and add --without-polls here.
-
-    \f
-    `by` is in seconds of lab time, above 0 and at most 366 days. Waits until everything that is due by then is done, an
-    hour at most, then prints the history entries of that time (the newest 10,000) and the new time. With
-    `without_polls`, VMs do not count as polling meanwhile, so that scopes may be disabled. Acts that the hypervisor has
-    not answered for ten seconds are not waited for. Raises Rejected outside a lab, and for any other `by`; Unavailable
-    if it takes over an hour of real time or fails midway, when the clock may have moved in part.
     """
     body: dict[str, object] = {"by_s": by, **({"without_polls": True} if without_polls else {})}
     view = call.api.post("clock", "advance", body=body, timeout_s=_ADVANCE_TIMEOUT_S)
@@ -70,10 +54,7 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
 
 
 def _speed_factor(text: str) -> float:
-    """Click type of a speed: returns a finite number, 0 or more; raises BadParameter for anything else.
-
-    The service rejects numbers that are too high.
-    """
+    """Click type of a speed: returns a finite number, 0 or more; raises BadParameter for anything else."""
     try:
         number = float(text)
     except ValueError:
@@ -87,13 +68,7 @@ def _speed_factor(text: str) -> float:
 @click.argument("speed", type=_speed_factor, metavar="FACTOR")
 @service_command
 def speed(call: Invocation, speed: float) -> None:
-    """Run a lab's clock FACTOR times as fast as real time; 0 stops it.
-
-    \f
-    `speed` is 0 to 100,000 seconds of lab time per second of real time; the time does not jump. The speed survives a
-    restart of the service. Prints the time, and how fast the clock runs. Raises Rejected outside a lab, and for a speed
-    that is too high.
-    """
+    """Run a lab's clock FACTOR times as fast as real time; 0 stops it."""
     _print_clock(call, call.api.post("clock", "speed", body={"speed": speed}))
 
 

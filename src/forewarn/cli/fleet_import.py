@@ -23,11 +23,7 @@ _DEFAULT_FILE = "fleet.toml"
 
 @click.group("import")
 def import_fleet() -> None:
-    """Write a fleet file from the hosts and VMs of a platform.
-
-    \f
-    A group, which does nothing itself: its commands are `libvirt`, the only platform so far.
-    """
+    """Write a fleet file from the hosts and VMs of a platform."""
 
 
 @import_fleet.command("libvirt")
@@ -42,14 +38,6 @@ def import_libvirt(call: Invocation, uris: tuple[str, ...], output: str | None, 
     """Write a fleet file from the domains of libvirt hosts.
 
     Examples of a URI: qemu:///system, or kvm-a=qemu+ssh://root@10.0.0.2/system, which also names the host.
-
-    \f
-    Connects to each of `uris`, changes nothing there, and writes `output` (None: fleet.toml in this directory). Prints
-    hosts, VMs, and notes on what it left out; if `output` is "-", it prints the file instead, even with --json. With
-    `watch` it writes no file, and goes on to print lifecycle changes until it is interrupted; with --json it prints
-    only the changes, one object per line. Raises Refused if the file exists without `force` or libvirt refuses,
-    Unavailable if a host does not answer, Rejected without libvirt's Python module, if two hosts have the same name,
-    for `watch` with `output`, and if the file cannot be written.
     """
     with require_server_extra("fleet import"):
         from forewarn.hypervisor.libvirt.fleet_import import plan_import, render_fleet_file

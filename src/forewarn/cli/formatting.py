@@ -14,10 +14,7 @@ from forewarn.wording import first_names
 
 
 def local_time(at: float) -> datetime:
-    """Return a time in seconds since 1970 as a datetime in this machine's time zone.
-
-    Raises ValueError, OverflowError or OSError if it is out of range.
-    """
+    """Return a time in seconds since 1970 as a datetime in this machine's time zone."""
     return datetime.fromtimestamp(at).astimezone()
 
 
@@ -53,10 +50,7 @@ def clock_times(ats: Iterable[float], now: float) -> list[str]:
 
 
 def relative_time(at: float, now: float, *, units: int = 2) -> str:
-    """Return how far `at` is from `now`: `in 5m 3s`, `2h ago`, or `now` if less than 1 s.
-
-    Both are in seconds. Shows up to `units` units: with 1, `in 5m`; more than 2 are never shown.
-    """
+    """Return how far `at` is from `now`: `in 5m 3s`, `2h ago`, or `now` if less than 1 s."""
     if abs(at - now) < 1:
         return "now"
     far = " ".join(format_duration(abs(at - now)).split()[:units])
@@ -86,35 +80,22 @@ _ENTRIES_WITH_ACTOR = frozenset(
 
 
 def join_names(listed: Sequence[str], most: int = MAX_NAMES_SHOWN) -> str:
-    """Return the first `most` names, then how many more: `a, b, c and 97 more`; `-` for none.
-
-    A single further name is shown too, instead of `and 1 more`.
-    """
+    """Return the first `most` names, then how many more: `a, b, c and 97 more`; `-` for none."""
     return first_names(listed, most) or "-"
 
 
 def count_noun(count: int, thing: str, things: str = "") -> str:
-    """Return the count with its noun: `1 event`, `0 events`.
-
-    `things` is the plural; "" means `thing` with an s.
-    """
+    """Return the count with its noun: `1 event`, `0 events`."""
     return f"{count} {thing}" if count == 1 else f"{count} {things or f'{thing}s'}"
 
 
 def action_noun(verb: str) -> str:
-    """Return the noun of a request's verb, for texts such as `eviction of web`.
-
-    `eviction` for evict; every other verb is returned unchanged.
-    """
+    """Return the noun of a request's verb, for texts such as `eviction of web`."""
     return "eviction" if verb == "evict" else verb
 
 
 def describe_resource(resource: str) -> str:
-    """Return a resource id in words, such as `VM web-0 of resource group lab`; unknown forms unchanged.
-
-    Knows groups, VMs, scale sets, availability sets and cloud services; "/" is `everything`. The subscription is named
-    unless it is the one of fleets that name none. The id of a subscription alone is returned unchanged.
-    """
+    """Return a resource id in words, such as `VM web-0 of resource group lab`; unknown forms unchanged."""
     if resource == "/":
         return "everything"
     parts = resource.strip("/").split("/")
@@ -132,18 +113,12 @@ def describe_resource(resource: str) -> str:
 
 
 def event_kind(event: JsonObject) -> str:
-    """Return the kind of an event as VMs see it, such as `Reboot`; if they never see it, its verb.
-
-    `event` is the API's view of it. The verb says what is done, such as `delete`.
-    """
+    """Return the kind of an event as VMs see it, such as `Reboot`; if they never see it, its verb."""
     return str(event["kind"] or event["verb"])
 
 
 def status_text(event: JsonObject) -> Text:
-    """Return an event's ending (`finished`) if it is over, else its status (`started`), in its colour.
-
-    `event` is the API's view of it.
-    """
+    """Return an event's ending (`finished`) if it is over, else its status (`started`), in its colour."""
     return state_text(event["ending"] or event["status"])
 
 
@@ -153,12 +128,7 @@ def event_time(event: JsonObject) -> float:
 
 
 def waiting_reason(event: JsonObject, now: float) -> str:
-    """Return what an event waits for and until when, or what is being done, or why it ended; may be "".
-
-    `event` is the API's view, `now` the service's time. For a scheduled event it is the text of its wait and, if known,
-    when that ends: `… (in 5m)`. For a started one it is `reboot of web-0` with the VMs whose acts are unfinished, then
-    the hypervisor's first note about them. For one that is over it is its reason, else its note.
-    """
+    """Return what an event waits for and until when, or what is being done, or why it ended; may be ""."""
     wait = event["waits_for"]
     if not wait:
         return str(event["reason"] or event["note"] or "") if event["status"] == "over" else _acts_under_way(event)
@@ -178,22 +148,14 @@ EVENT_HEADERS = ("event", "kind", "status", "VMs", "when", "waits for")
 
 
 def event_headers(events: Sequence[JsonObject]) -> tuple[str, ...]:
-    """Return the table headers for rows of `event_row`: EVENT_HEADERS, whose last one fits `events`.
-
-    The last is `waits for` if all are pending, `why` if all are over or there are none, else `waits for, why`.
-    """
+    """Return the table headers for rows of `event_row`: EVENT_HEADERS, whose last one fits `events`."""
     over = [event["status"] == "over" for event in events]
     last = "why" if all(over) else "waits for, why" if any(over) else "waits for"
     return (*EVENT_HEADERS[:-1], last)
 
 
 def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
-    """Return the table cells of one event, in the order of EVENT_HEADERS.
-
-    `event` is the API's view, `now` the service's time, `shown_id` its id, maybe shortened. The time is when it ended,
-    else when it started, else NotBefore. An event that waits for its notice to end shows `an approval` as what it waits
-    for, because an approval would start it earlier.
-    """
+    """Return the table cells of one event, in the order of EVENT_HEADERS."""
     approved = dim(" approved") if event["approved_at"] and event["status"] == "scheduled" else Text()
     return [
         bold(shown_id),
@@ -212,11 +174,7 @@ def _short_waiting_reason(event: JsonObject, now: float) -> str:
 
 
 def history_lines(entries: Sequence[JsonObject], now: float) -> list[tuple[Text, Text]]:
-    """Return a label (local time and kind) and a sentence for each history entry, in the same order.
-
-    All times get a date if one of them is not on the day of `now`, the service's time. The sentence ends with the actor
-    in parentheses where a person may have acted and the text does not name them. Prints nothing.
-    """
+    """Return a label (local time and kind) and a sentence for each history entry, in the same order."""
     times = clock_times((entry["at"] for entry in entries), now)
     return [_history_line(entry, time) for entry, time in zip(entries, times, strict=True)]
 
@@ -229,11 +187,7 @@ def _history_line(entry: JsonObject, time: str) -> tuple[Text, Text]:
 
 
 def failure_reasons(events: Iterable[JsonObject]) -> list[str]:
-    """Return a clause for each event that failed or was withdrawn, such as `event ID failed (web-0: …)`.
-
-    The clauses are in the order of `events`, which are the API's views. The reasons come from the failed acts, else
-    from the event. Other events, including those that were not needed, are left out.
-    """
+    """Return a clause for each event that failed or was withdrawn, such as `event ID failed (web-0: …)`."""
     return [_failure_of_event(event) for event in events if event["ending"] in ("failed", "withdrawn")]
 
 

@@ -35,18 +35,12 @@ STATE_STYLES = {  # state in lower case → style of rich
 
 
 def without_control_characters(text: object) -> str:
-    """Return `str(text)` with U+FFFD in place of each unprintable character except line feeds.
-
-    This keeps text from elsewhere from controlling the terminal.
-    """
+    """Return `str(text)` with U+FFFD in place of each unprintable character except line feeds."""
     return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(text))
 
 
 def state_text(text: object) -> Text:
-    """Return a state such as `scheduled`, spelled as given, in its colour from STATE_STYLES.
-
-    Letter case does not matter for the colour; unknown states have none. Control characters are replaced.
-    """
+    """Return a state such as `scheduled`, spelled as given, in its colour from STATE_STYLES."""
     return Text(without_control_characters(text), style=STATE_STYLES.get(str(text).lower(), ""))
 
 
@@ -61,10 +55,7 @@ def bold(text: object) -> Text:
 
 
 def join_text(*parts: object) -> Text:
-    """Return the pieces joined into one Text, without a separator; each Text keeps its own style.
-
-    Other pieces become plain text, in which control characters are replaced.
-    """
+    """Return the pieces joined into one Text, without a separator; each Text keeps its own style."""
     line = Text()
     for part in parts:
         line.append_text(part if isinstance(part, Text) else Text(without_control_characters(part)))
@@ -74,10 +65,8 @@ def join_text(*parts: object) -> Text:
 class Output:
     """Prints the answers of one command to stdout, and errors to stderr.
 
-    It uses colours and wrapped lines on a terminal, and plain lines in a pipe. With `as_json`, only `print_error`
-    prints JSON on its own; for answers the caller chooses between `print_json` and the other methods, which then print
-    text as in a pipe. `program` replaces `forewarn` in hints. The attributes `stdout` and `stderr` are the consoles of
-    rich that it prints to.
+    With `as_json`, only `print_error` prints JSON on its own; for answers the caller chooses between `print_json` and
+    the other methods.
     """
 
     def __init__(self, *, as_json: bool = False, program: str = "forewarn") -> None:
@@ -96,24 +85,15 @@ class Output:
         return str(long_id)[:_SHORT_ID_LENGTH] if self.is_terminal else str(long_id)
 
     def print_json(self, view: Any) -> None:
-        """Print a value to stdout as JSON on one line, so that watching commands can print one per line.
-
-        Prints it in every mode, even if --json was not given.
-        """
+        """Print a value to stdout as JSON on one line, so that watching commands can print one per line."""
         click.echo(json.dumps(view, ensure_ascii=False, separators=(",", ":")))
 
     def print_line(self, *parts: object) -> None:
-        """Print pieces, each in its own style, as one line of text to stdout; without pieces an empty line.
-
-        A terminal wraps it between words. In a pipe, and with --json, it is not wrapped; line feeds in a piece stay.
-        """
+        """Print pieces, each in its own style, as one line of text to stdout; without pieces an empty line."""
         self.stdout.print(join_text(*parts), soft_wrap=not self.is_terminal)
 
     def print_error(self, message: object, *, code: str = "Failed", problems: Sequence[Any] = ()) -> None:
-        """Print an error to stderr: the message in red, or with --json the document `{"error": {…}}`.
-
-        Only the document has `code` and, if there are any, `problems` (objects) besides `message`.
-        """
+        """Print an error to stderr: the message in red, or with --json the document `{"error": {…}}`."""
         if self.as_json:
             error = {"code": code, "message": str(message), **({"problems": list(problems)} if problems else {})}
             click.echo(json.dumps({"error": error}, ensure_ascii=False, separators=(",", ":")), err=True)
@@ -125,12 +105,7 @@ class Output:
         self.stderr.print(Text(without_control_characters(message), style="red"), soft_wrap=True)
 
     def print_table(self, headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-        """Print a table to stdout as text, with the headers in capitals; without rows, only the headers.
-
-        A cell is a str, or a Text of rich with a style; each row has one per header, else ValueError. On a terminal
-        cells wrap to its width. In a pipe, and with --json, each row is one line without styles: a line feed in a cell
-        would break it.
-        """
+        """Print a table to stdout as text, with the headers in capitals; without rows, only the headers."""
         cells = [
             [cell if isinstance(cell, Text) else Text(without_control_characters(cell)) for cell in row] for row in rows
         ]
@@ -148,10 +123,7 @@ class Output:
             self.print_labelled(join_text("  ", dim(f"{name:<{width}}"), "  "), value)
 
     def print_labelled(self, label: Text, value: Cell) -> None:
-        """Print a text beside its label to stdout, with nothing in between.
-
-        On a terminal the text wraps below itself, not below the label; without blanks, as a URL, it is not broken.
-        """
+        """Print a text beside its label to stdout, with nothing in between."""
         if not self.is_terminal:
             self.print_line(label, value)
             return
@@ -165,11 +137,7 @@ class Output:
         self.stdout.print(grid)
 
     def print_hints(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Print an empty line, then commands to try next, to stdout: pairs of a command and what it does.
-
-        The word `forewarn` of a command becomes the way this program was called, with the options that select the
-        service. Prints them in a pipe too.
-        """
+        """Print an empty line, then commands to try next, to stdout: pairs of a command and what it does."""
         listed = [(self._with_command_prefix(command), use) for command, use in pairs]
         width = max((len(command) for command, _ in listed), default=0)
         self.print_line()
@@ -186,11 +154,7 @@ class Output:
 
 
 def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Table:
-    """Return a table of rich, headers in capitals, for a terminal of this width in characters.
-
-    Prints nothing. `column_widths` decides the widths of the columns or, if it finds none, rich does. Raises ValueError
-    unless each row has a cell per header.
-    """
+    """Return a table of rich, headers in capitals, for a terminal of this width in characters."""
     table = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bright_black")
     listed = list(rows)
     columns = list(zip(headers, *([str(cell) for cell in row] for row in listed), strict=True))
@@ -203,12 +167,7 @@ def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: i
 
 
 def column_widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return widths of table columns that break cells only between pieces; [] if the pieces do not fit.
-
-    `columns` has the texts of each column, `width` is the table's width. A piece is a word, a time, or a text in
-    parentheses. Each column gets the width of its longest piece. Then, from the left, each column that fits whole gets
-    its full width, and the column that lacks most gets what remains.
-    """
+    """Return widths of table columns that break cells only between pieces; [] if the pieces do not fit."""
     least = [
         max(cell_len(piece) for text in column for piece in _UNBREAKABLE_PIECE.findall(text) or [""])
         for column in columns
@@ -235,10 +194,7 @@ def _align_columns(rows: Sequence[Sequence[Text]]) -> list[str]:
 
 
 def discard_unwritable_output() -> None:
-    """Flush stdout and stderr; redirect one that cannot be written, with what it buffers, to /dev/null.
-
-    Otherwise the interpreter would fail on it at exit, for instance after the reader of a pipe has ended.
-    """
+    """Flush stdout and stderr; redirect one that cannot be written, with what it buffers, to /dev/null."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

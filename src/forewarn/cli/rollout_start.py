@@ -95,18 +95,7 @@ def _rollout_options(command: _Command) -> _Command:
 @wait_option
 @service_command
 def start(call: Invocation, wait: bool, dry_run: bool, path: str | None, file: str | None, **options: Any) -> int:
-    """Start a rollout, described by options or by a file.
-
-    \f
-    `options` describe the rollout: exactly one target (hosts, all_hosts, scope, tag, location or everything), and
-    impact, waves, windows, failures and notice; the service decides those that are None, False or (). Instead of
-    options, `path` or `file` may be the path of a rollout file, which describes everything. With `dry_run` it only
-    prints a preview; with `wait` it follows the rollout to its end, else it prints the rollout. Returns the exit code:
-    1 if it was followed and did not complete without failures, else 0. Raises Rejected for no target or several, both
-    max_failures and keep_going, wrong waves or windows, a blackout or deadline without a window, a notice below the
-    minimum (15 minutes) without short_notice, a file that cannot be read, two files, and options beside one; NotFound
-    for an unknown target; Refused if a VM has no host to move to.
-    """
+    """Start a rollout, described by options or by a file."""
     if path is not None and file is not None:
         raise Rejected(f"two rollout files are given, {path} and {file}: give only one of them")
     body = _body(call, path if file is None else file, options)
@@ -130,13 +119,6 @@ def plan(call: Invocation, file: str | None, **options: Any) -> None:
     """Show the waves of a rollout, their VMs and times.
 
     The rollout is described by a file or by options, and is not started.
-
-    \f
-    `file` is the path of a rollout file; `options` are those of `rollout start`: exactly one target (hosts, all_hosts,
-    scope, tag, location or everything), and impact, waves, windows, failures and notice. Prints the plan, which the
-    service simulates: waves, VMs, earliest and latest times, and VMs without a polling handler. Raises Rejected for no
-    target or several, wrong waves or windows, a blackout or deadline without a window, a file that cannot be read, or
-    options beside one; NotFound for an unknown target; Refused if a VM has no host to move to.
     """
     _print_plan(call, call.api.post("rollouts", "plan", body=_body(call, file, options)))
 
@@ -222,10 +204,7 @@ def _deadline(call: Invocation, text: str) -> float:
 
 
 def read_rollout_text(file: str) -> str:
-    """Return the text of a rollout file by its path, unparsed.
-
-    Raises Rejected if it cannot be read, is not UTF-8, or is blank.
-    """
+    """Return the text of a rollout file by its path, unparsed."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

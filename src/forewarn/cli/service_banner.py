@@ -24,21 +24,14 @@ _AZURE_HINT = ('eval "$(forewarn env)"', "make az and Azure's SDKs in a shell us
 
 
 def print_running_supervisors(output: Output, pids: list[int]) -> None:
-    """Print how many programs in VMs still run, and the command that stops them; nothing for none.
-
-    `pids` are the process ids of their supervisors. Stops nothing.
-    """
+    """Print how many programs in VMs still run, and the command that stops them; nothing for none."""
     if pids:
         programs = f"{count_noun(len(pids), 'program')} in VMs still {'runs' if len(pids) == 1 else 'run'}"
         output.print_line(f"{programs}; to stop: kill {' '.join(map(str, pids))}")
 
 
 def print_service(output: Output, info: JsonObject, link: str = "") -> None:
-    """Print the banner of a service that has started, or `info` as JSON with --json.
-
-    `info` is the API's view of the service. `link` signs in to the portal once, and is a secret, so give it for a
-    terminal only; "" prints the portal's plain URL. A terminal also gets commands to try first.
-    """
+    """Print the banner of a service that has started, or `info` as JSON with --json."""
     if output.as_json:
         output.print_json(info)
         return

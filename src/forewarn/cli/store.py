@@ -28,9 +28,6 @@ def store() -> None:
 
     \b
     forewarn store check postgresql://forewarn@db1,db2/forewarn
-
-    \f
-    A group, which does nothing itself: its commands are `migrate`, `copy`, `check` and `renew`.
     """
 
 
@@ -58,11 +55,6 @@ def migrate(call: Invocation, url: str) -> None:
 
     \b
     forewarn store migrate postgresql://forewarn@db1,db2/forewarn
-
-    \f
-    `url` is that of the record's PostgreSQL database. Prints the schema revision before and after; does nothing if they
-    are the same. Raises Refused for a database of a newer release, or one without the standby that it demands, Rejected
-    for a URL or password that is not right, Unavailable if the server cannot be reached; then nothing has changed.
     """
     with _require_driver("store migrate"):
         from forewarn.store.record_administration import migrate_record
@@ -90,13 +82,6 @@ def copy(call: Invocation, source: str, target: str) -> None:
 
     \b
     forewarn store copy /var/lib/forewarn postgresql://forewarn@db1,db2/forewarn
-
-    \f
-    `source` and `target` are FROM and TO. From a data directory, everything but the observed polls is copied. Prints
-    the number of rows by table. Raises Rejected unless exactly one of the two is a postgresql:// URL, and if the data
-    directory to copy from does not exist; Refused if one of the two is in use, the target is not empty, or the store is
-    missing or a lab's; then the target has no copy. Raises Unavailable if the server cannot be reached or the copy
-    differs: run it again then.
     """
     with _require_driver("store copy"):
         from forewarn.clock import read_real_time
@@ -145,12 +130,6 @@ def check(call: Invocation, url: str, copy_file: Path | None) -> int:
 
     \b
     forewarn store check postgresql://forewarn@db1,db2/forewarn
-
-    \f
-    `url` is that of the record's PostgreSQL database. If `copy_file` is None, no copy is compared. Prints the server,
-    its schema, the active control node, the standby servers, then problems and warnings. Returns the exit code: 1 if
-    there are problems, else 0, even with warnings. Raises Refused or Rejected if the record cannot be used at all,
-    Unavailable if the server cannot be reached, or `copy_file` is missing or unreadable.
     """
     with _require_driver("store check"):
         from forewarn.store.record_report import examine_record
@@ -210,12 +189,6 @@ def renew(call: Invocation, url: str) -> None:
 
     \b
     forewarn store renew postgresql://forewarn@db1,db2/forewarn
-
-    \f
-    `url` is that of the record's PostgreSQL database. Prints the epoch, which is the same for all scopes, and larger
-    than all earlier ones. The term, the number of the lease of the active control node, grows too, so that hosts obey
-    the restored cluster. Raises Refused if a control node is active, Rejected for a URL or password that is not right,
-    Unavailable if the server cannot be reached or does not confirm it: another call is harmless.
     """
     with _require_driver("store renew"):
         from forewarn.clock import read_real_time

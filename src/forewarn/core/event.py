@@ -82,9 +82,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     approved_at: float | None = None  # None: not approved
     approved_by: str = ""  # a name, or "policy": `Vm.auto_approve` approved it
     started_at: float | None = None  # None: it has not started
-    removed_vms: tuple[
-        str, ...
-    ] = ()  # of `vms`: removed before it started; a VM added under such a name is another one
+    removed_vms: tuple[str, ...] = ()  # of `vms`: removed while it was scheduled; it skips VMs added under these names
     acts: tuple[Act, ...] = ()  # one per VM that it still affected when it started; () before
     over_at: float | None = None  # None: it is live
     ending: Ending | None = None  # None: it is live
