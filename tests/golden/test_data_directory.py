@@ -25,7 +25,8 @@ from tests.golden.write_data_directory import ARCHIVE, BOOT_ID, LATE_S, agent_li
 def root(tmp_path: Path) -> Path:
     """What the archive holds, as if this machine had not been booted since."""
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian 12's Python has none
+        archive.extractall(tmp_path)
     root = tmp_path / "root"
     then, now = json.loads((root / "manifest.json").read_text())["boot_id"], BOOT_ID.read_text().strip()
     for path in (root / "cursor.json", root / "agent/state/cursor.json", root / "agent/state/journal.db"):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from forewarn.metadata import CallerDirectory, Limits, MetadataServer, PublishedDocuments, open_lab_listeners
 from forewarn.protocol.exchange import EndpointRules
@@ -233,8 +234,10 @@ class RunningServer:
 
     def visible_state(self) -> tuple[Any, ...]:
         counters = self.server.counters
+        polls, deliveries = self.server.observations.take_batch()
         return (
-            self.server.observations.take_batch(),
+            [replace(poll, real_at=0.0) for poll in polls],
+            deliveries,
             +counters.answered,
             counters.requests,
             counters.accepted,
