@@ -57,13 +57,13 @@ def relative_time(at: float, now: float, *, units: int = 2) -> str:
     return f"in {far}" if at > now else f"{far} ago"
 
 
-def describe_time(at: float | None, now: float) -> str:
+def describe_time(at: float | None, now: float, *, units: int = 2) -> str:
     """Return a time as `12:00:05 CET (in 5m)`: the local time, and how far it is; `-` for None.
 
     The date is added if it is not the day of `now`. A past time has `(5m ago)`. `at` and `now` are seconds since 1970,
     by the same clock.
     """
-    return "-" if at is None else f"{clock_time(at, now)} ({relative_time(at, now)})"
+    return "-" if at is None else f"{clock_time(at, now)} ({relative_time(at, now, units=units)})"
 
 
 MAX_NAMES_SHOWN = 5
@@ -162,7 +162,7 @@ def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
         event_kind(event),
         join_text(status_text(event), approved),
         join_names(event["vms"]),
-        describe_time(event_time(event), now),
+        describe_time(event_time(event), now, units=1),  # so that the row fits in 80 columns
         _short_waiting_reason(event, now),
     ]
 
