@@ -160,7 +160,11 @@ def _handler(receiver: WebhookReceiver) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def _receive(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            length = int(self.headers.get("Content-Length", "0"))
+            body = self.rfile.read(length)
+            if len(body) < length:  # the sender was killed before it had sent all: nothing was received
+                self.close_connection = True
+                return
             headers = {name.lower(): value for name, value in self.headers.items()}
             answer = receiver.handle_request(self.command, self.path, headers, body)
             self.send_response(answer.status)
