@@ -6,6 +6,7 @@ import io
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,13 @@ from forewarn.cli.service_banner import print_service, print_status
 from forewarn.lab.vms.layout import LAB_MARKER
 
 ENDPOINT = ("web-0", "http://127.0.0.1:8254")
+NO_VMS = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
+
+
+def service_info(**fields: Any) -> dict[str, Any]:
+    """What the API says of a service, by default one without VMs, listeners and console, in real time."""
+    info: dict[str, Any] = {"version": "1", "counts": NO_VMS, "listeners": [], "workers": [], "console": None}
+    return {**info, "now": time.time(), "speed": 1, **fields}
 
 
 @pytest.mark.parametrize(
@@ -33,16 +41,7 @@ def test_the_banner_suggests_commands_that_fit_the_fleet(
     shown = io.StringIO()
     output.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
     counts = {"vms": vms, "scopes": vms, "hosts": 0, "events": 0}
-    info = {
-        "version": "1",
-        "lab": bool(endpoints),
-        "counts": counts,
-        "listeners": [],
-        "workers": [],
-        "console": None,
-        "now": time.time(),
-        "speed": 1,
-    }
+    info = service_info(lab=bool(endpoints), counts=counts)
     addresses = [{"vm": vm, "url": url} for vm, url in endpoints]
     print_service(output, {**info, "pid": 1, "data": "/data", "identity_on_loopback": False, "endpoints": addresses})
     assert next_ in shown.getvalue()
@@ -53,17 +52,7 @@ def test_the_banner_names_the_hypervisor_and_what_it_acts_on() -> None:
     output = Output()
     shown = io.StringIO()
     output.stdout = Console(file=shown, width=200, markup=False, highlight=False)
-    counts = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
-    info = {
-        "version": "1",
-        "lab": False,
-        "counts": counts,
-        "listeners": [],
-        "workers": [],
-        "console": None,
-        "now": time.time(),
-        "speed": 1,
-    }
+    info = service_info(lab=False)
     hypervisor = {"name": "simulated", "text": "no real VM is touched"}
     rest = {"pid": 1, "data": "/data", "identity_on_loopback": False, "endpoints": []}
     print_service(output, {**info, **rest, "hypervisor": hypervisor})
@@ -78,17 +67,7 @@ def test_the_banner_writes_an_ipv6_address_in_brackets() -> None:
         {"address": "::1", "port": 8254, "identity": "SourceAddress"},
         {"address": "10.0.0.1", "port": 80, "identity": "SourceAddress"},
     ]
-    counts = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
-    info = {
-        "version": "1",
-        "lab": False,
-        "counts": counts,
-        "listeners": listeners,
-        "workers": [],
-        "console": None,
-        "now": time.time(),
-        "speed": 1,
-    }
+    info = service_info(lab=False, listeners=listeners)
     print_service(output, {**info, "pid": 1, "data": "/data", "identity_on_loopback": False, "endpoints": []})
     assert "http://[::1]:8254" in shown.getvalue()
     assert "http://10.0.0.1:80" in shown.getvalue()
@@ -99,18 +78,8 @@ def test_the_banner_says_how_to_get_a_link_to_the_portal_unless_it_has_one(link:
     output = Output()
     shown = io.StringIO()
     output.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
-    counts = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
     console = {"url": "https://localhost:8443", "portal": "http://localhost:8443/portal/"}
-    info = {
-        "version": "1",
-        "lab": True,
-        "counts": counts,
-        "listeners": [],
-        "workers": [],
-        "console": console,
-        "now": time.time(),
-        "speed": 1,
-    }
+    info = service_info(lab=True, console=console)
     print_service(output, {**info, "pid": 1, "data": "/d", "identity_on_loopback": False, "endpoints": []}, link)
     assert ("get a link that opens the portal" in shown.getvalue()) == is_hinted
     assert shown.getvalue().rstrip().endswith(link)
@@ -130,17 +99,7 @@ def test_the_clock_of_a_lab_is_shown_if_it_is_not_real_time(ahead_s: float, spee
     output = Output()
     shown = io.StringIO()
     output.stdout = Console(file=shown, width=200, markup=False, highlight=False)
-    counts = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
-    info = {
-        "version": "1",
-        "lab": True,
-        "counts": counts,
-        "listeners": [],
-        "workers": [],
-        "console": None,
-        "now": time.time(),
-        "speed": 1,
-    }
+    info = service_info(lab=True)
     times = {"now": time.time() + ahead_s, "speed": speed}
     print_status(output, {**info, **times, "pid": 1, "data": "/d", "identity_on_loopback": False, "endpoints": []})
     assert ("  clock " in shown.getvalue()) == (clock is not None)
@@ -153,16 +112,7 @@ def test_the_banner_of_a_lab_with_real_vms_says_that_its_end_removes_it(tmp_path
     shown = io.StringIO()
     output.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
     counts = {"vms": 2, "scopes": 2, "hosts": 2, "events": 0}
-    info = {
-        "version": "1",
-        "lab": True,
-        "counts": counts,
-        "listeners": [],
-        "workers": [],
-        "console": None,
-        "now": time.time(),
-        "speed": 1,
-    }
+    info = service_info(lab=True, counts=counts)
     rest = {
         "data": str(tmp_path),
         "identity_on_loopback": False,
