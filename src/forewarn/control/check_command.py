@@ -3,8 +3,8 @@
 `HealthProber` runs this file by its path, so it imports nothing of forewarn: STATUS-FILE PROGRAM ARGUMENT… It is the
 subreaper of the command: a process that leaves the command's session, or whose parent ends, stays below this one.
 So to kill its own children until there are none ends all of them, even those without the command's environment.
-SIGTERM ends the command early. The status file then has the exit status, minus the number of a signal, or a text:
-why the command could not be started.
+Where there are no subreapers (macOS), it ends only the command's process group. SIGTERM ends the command early. The
+status file then has the exit status, minus the number of a signal, or a text: why the command could not be started.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
 def main(status_file: str, *command: str) -> None:
     """Run the command until it ends or SIGTERM comes, kill what it leaves behind, and write the status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # each is taken by `sigwait`
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
-    libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)  # a killed service leaves nothing running
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+        libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)  # a killed service leaves nothing behind
     # Python itself may have added LC_CTYPE, which the command must not see.
     environment = {name: os.environ[name] for name in ("PATH", "FOREWARN_CHECK")}
     default = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
@@ -35,7 +36,11 @@ def main(status_file: str, *command: str) -> None:
         Path(status_file).write_text(error.strerror or "" if isinstance(error, OSError) else str(error))
         return
     status = _wait(pid)
-    _kill_children()
+    if sys.platform == "linux":
+        _kill_children()
+    else:  # there are no subreapers: what has left the command's process group goes on
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
     if status is not None:
         Path(status_file).write_text(str(os.waitstatus_to_exitcode(status)))
 
