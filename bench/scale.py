@@ -1,4 +1,4 @@
-"""Computes docs/explanation/scale.md and limits.md: from the figures of one machine to ten million VMs.
+"""Computes docs/contributing/scale.md and limits.md: from the figures of one machine to ten million VMs.
 
 `python -m bench.scale` writes both.
 """
@@ -17,7 +17,7 @@ from forewarn.cluster.messages import HEARTBEAT_INTERVAL_S
 REFERENCE = Path(__file__).parent / "results" / "reference.json"
 CLUSTER = Path(__file__).parent / "results" / "cluster.json"  # the rows of a cluster, measured together
 _SCALE, _LIMITS_PAGE = (Path(__file__).parent / name for name in ("scale.md", "limits.md"))
-_OUT = Path(__file__).parents[1] / "docs" / "explanation"
+_OUT = Path(__file__).parents[1] / "docs" / "contributing"
 
 _VMS = 10_000_000
 _MONTH_S = 30 * 86_400

@@ -1,4 +1,4 @@
-"""The paths that docs/explanation/code-paths.md describes are those that the code takes."""
+"""The paths that docs/contributing/code-paths.md describes are those that the code takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import forewarn
 from forewarn.lab import Lab
 from tests.support import operator_api
 
-PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "code-paths.md"
+PAGE = Path(__file__).parents[1] / "docs" / "contributing" / "code-paths.md"
 SOURCE = Path(forewarn.__file__).parent
 MOST_FILES_OF_A_RESTART = 50  # from the API's route to the end of the event, in virtual time
 api, api_of = operator_api.api, operator_api.api_of

@@ -1,4 +1,4 @@
-"""docs/explanation/scale.md and limits.md are computed from the reference run."""
+"""docs/contributing/scale.md and limits.md are computed from the reference run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.result import read_result
 from bench.scale import CLUSTER, REFERENCE, cores_for, limits_markdown, nodes_for, scale_markdown
 from bench.target import BY_NAME
 
-PAGES = Path(__file__).parents[2] / "docs" / "explanation"
+PAGES = Path(__file__).parents[2] / "docs" / "contributing"
 
 
 def test_the_scale_page_follows_from_the_reference_run_and_that_of_a_cluster() -> None:

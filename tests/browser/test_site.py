@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 
 pytestmark = pytest.mark.portal
 SITE = Path(__file__).parents[2] / "site"
-DIAGRAM_PAGES = ["index", "explanation/scheduled-events", "explanation/architecture", "reference/lifecycle"]
+DIAGRAM_PAGES = ["index", "explanation/scheduled-events", "contributing/architecture", "reference/lifecycle"]
 
 
 @pytest.fixture(params=["light", "dark"])

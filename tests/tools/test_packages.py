@@ -1,4 +1,4 @@
-"""The picture of packages in docs/explanation/architecture.md is drawn from the import graph."""
+"""The picture of packages in docs/contributing/architecture.md is drawn from the import graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tools.docs.packages import layers, package_imports, with_packages, without_implied
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "architecture.md"
+PAGE = Path(__file__).parents[2] / "docs" / "contributing" / "architecture.md"
 
 
 def test_the_picture_of_packages_is_current() -> None:

@@ -22,7 +22,7 @@ from tools.docs.settings import with_cluster_settings, with_settings
 from tools.docs.terminal_tour import update_tour
 
 DOCS = Path(__file__).parents[2] / "docs"
-_ARCHITECTURE = DOCS / "explanation" / "architecture.md"
+_ARCHITECTURE = DOCS / "contributing" / "architecture.md"
 _SETTINGS = DOCS / "reference" / "settings.md"
 _CLUSTER_SETTINGS = DOCS / "reference" / "cluster-settings.md"
 _METRICS = DOCS / "reference" / "metrics.md"
@@ -33,8 +33,8 @@ _AGENT_METRICS = DOCS / "reference" / "agent-metrics.md"
 def pages() -> dict[str, str]:
     """The text of each generated page, by its path in docs/."""
     return {
-        "explanation/architecture.md": with_packages(_ARCHITECTURE.read_text(encoding="utf-8")),
-        "explanation/decisions/index.md": decisions_markdown(DOCS / "explanation" / "decisions"),
+        "contributing/architecture.md": with_packages(_ARCHITECTURE.read_text(encoding="utf-8")),
+        "contributing/decisions/index.md": decisions_markdown(DOCS / "contributing" / "decisions"),
         "reference/cli.md": cli_markdown(),
         "reference/faults.md": faults_markdown(),
         "reference/fleet-file.md": fleet_file_markdown(),

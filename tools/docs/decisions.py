@@ -1,4 +1,4 @@
-"""Generates docs/explanation/decisions/index.md: the list of decisions, from their titles."""
+"""Generates docs/contributing/decisions/index.md: the list of decisions, from their titles."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from pathlib import Path
 
 _PAGE = """\
 # Decisions
-
-*Generated from the titles of the decisions by `make docs`.*
 
 Each page says what was decided, why, and what it costs. A decision that no longer holds is replaced by a new one, which
 names it.

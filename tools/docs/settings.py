@@ -24,7 +24,7 @@ _MEANINGS = {
         "the process that opens the sockets of `listen` and `listeners`: the service, or with `helper` the "
         "program `forewarn sockets`"
     ),
-    "workers": "[worker processes](../explanation/workers.md) that answer VMs; with 0 the service answers them itself",
+    "workers": "[worker processes](../contributing/workers.md) that answer VMs; with 0 the service answers them itself",
     "port": "the port of the loopback addresses of a lab",
     "one_port_per_vm": "for machines with only one loopback address: each VM of a lab gets its own port",
     "enablement": "when scheduled events are enabled for a scope: once one of its VMs polls, or always",
