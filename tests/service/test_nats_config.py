@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
 
-from forewarn.errors import Refused
+from forewarn.errors import Refused, Unavailable
+from forewarn.service.cluster_secrets import create_cluster_secrets
 from forewarn.service.nats_config import CONTROL_CREDENTIALS_FILE, host_credentials_path, write_nats_config
 from tests.support.service_process import run_forewarn
+
+HOSTS = [f"h{number}" for number in range(10, 20)]
 
 
 def users(config: Path) -> dict[str, dict[str, object]]:
@@ -51,3 +55,20 @@ def test_the_commands_make_and_extend_a_directory(tmp_path: Path) -> None:
     again = run_forewarn(tmp_path, "cluster", "init", str(directory))
     assert (again.returncode, "is not empty" in again.stderr) == (2, True)
     assert sorted(users(directory / "nats.conf")) == ["control", "host-h1", "host-h2"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_secrets_that_do_not_fit_on_the_disk_leave_nothing_behind(tmp_path: Path, *, exists: bool) -> None:
+    directory = tmp_path / "secrets"
+    if exists:
+        directory.mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))  # enough for keys, and not for nats.conf
+    try:
+        with pytest.raises(Unavailable, match=r"nats\.conf' cannot be written now"):
+            create_cluster_secrets(directory, 1.0, HOSTS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert directory.exists() is exists
+    create_cluster_secrets(directory, 1.0, HOSTS)
+    assert sorted(users(directory / "nats.conf")) == ["control", *(f"host-{host}" for host in HOSTS)]

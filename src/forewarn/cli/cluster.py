@@ -35,15 +35,14 @@ def init(call: Invocation, directory: Path, hosts: tuple[str, ...]) -> None:
     """
     with require_server_extra("cluster init"):
         from forewarn.service.cluster_secrets import create_cluster_secrets
-        from forewarn.service.nats_config import CONTROL_CREDENTIALS_FILE, host_credentials_path, write_nats_config
-    files = create_cluster_secrets(directory, read_real_time())
-    nats = write_nats_config(directory, hosts)
+        from forewarn.service.nats_config import CONTROL_CREDENTIALS_FILE, NATS_CONFIG_FILE, host_credentials_path
+    files = create_cluster_secrets(directory, read_real_time(), hosts)
     made = {
         "directory": str(directory),
         "ca": str(files.authority / "ca.pem"),
         "token_key": str(files.token_key),
         "admin_secret": str(files.admin_secret),
-        "nats": str(nats),
+        "nats": str(directory / NATS_CONFIG_FILE),
         "nats_credentials": str(directory / CONTROL_CREDENTIALS_FILE),
     }
     of_hosts = {host: str(host_credentials_path(directory, host)) for host in hosts}

@@ -1,12 +1,15 @@
 """The secrets that control nodes of a cluster share: made once, and copied by the operator.
 
-`forewarn cluster init` makes a directory with the CA, the key of tokens and the administrator's secret. The record
+`forewarn cluster init` makes a directory with the CA, the key of tokens, the administrator's secret and
+users of NATS. The record
 keeps a fingerprint of them, so that a node with the secrets of another cluster stops before it does harm.
 """
 
 from __future__ import annotations
 
 import hashlib
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from forewarn.auth import pem, secure_files
@@ -16,6 +19,7 @@ from forewarn.auth.client_secrets import new_secret, read_secret, write_secret
 from forewarn.auth.tokens import SigningKey
 from forewarn.errors import NotFound, Refused, Rejected
 from forewarn.service.data_directory import ADMIN_SECRET_FILE, TOKEN_KEY_FILE, SecretFiles
+from forewarn.service.nats_config import write_nats_config
 from forewarn.service.settings import Settings
 from forewarn.store.interface import Store
 
@@ -24,21 +28,32 @@ FINGERPRINT_NAME = "cluster secrets"  # of the value in the store
 _ANY_NAME = ("forewarn.invalid",)  # a CA that may sign more than loopback names may sign any
 
 
-def create_cluster_secrets(directory: Path, now: float) -> SecretFiles:
-    """Make new secrets for a cluster in a new or empty directory; return the paths of the files."""
+def create_cluster_secrets(directory: Path, now: float, hosts: Iterable[str] = ()) -> SecretFiles:
+    """Make the secrets of a cluster and nats.conf in a new or empty directory, all or none; return the paths."""
+    is_new = not directory.exists()
     secure_files.make_directory(directory)
     if found := sorted(path.name for path in directory.iterdir()):
         raise Refused(
             f"directory {str(directory)!r} is not empty (it has {found[0]!r}), and secrets are never replaced: name a "
-            "new directory"
+            "new directory, or empty this one if `forewarn cluster init` was interrupted there"
         )
     files = _files_in(directory)
-    SigningKey.load_or_create(files.token_key)
-    write_secret(files.admin_secret, new_secret())
-    key = new_ec_key()
-    pem.write_key(directory / "ca.key", key)
-    # Last, because a directory with a CA counts as complete.
-    pem.write_certificate(ca_certificate_path(directory), new_certificate_authority(key, _ANY_NAME, now).certificate)
+    try:
+        SigningKey.load_or_create(files.token_key)
+        write_secret(files.admin_secret, new_secret())
+        write_nats_config(directory, hosts)
+        key = new_ec_key()
+        pem.write_key(directory / "ca.key", key)
+        # Last, because a directory with a CA counts as complete.
+        authority = new_certificate_authority(key, _ANY_NAME, now)
+        pem.write_certificate(ca_certificate_path(directory), authority.certificate)
+    except BaseException:
+        # Half of the secrets would make the next attempt refuse a directory that nobody can use.
+        for path in directory.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if is_new:
+            directory.rmdir()
+        raise
     return files
 
 
