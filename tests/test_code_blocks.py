@@ -22,7 +22,8 @@ TESTED_BY = {
     ("docs/how-to/host-nodes.md", "toml"): "tests/cluster/test_node_settings.py",
     ("docs/how-to/host-nodes.md", "text"): "tests/cluster/test_node_settings.py",
     ("docs/how-to/libvirt.md", "toml"): "tests/hypervisor/libvirt/test_documentation.py",
-    ("docs/how-to/libvirt.md", "sh"): "tests/vms/test_libvirt_page.py",
+    ("docs/how-to/production.md", "sh"): "tests/vms/test_production_page.py",
+    ("docs/how-to/production.md", "toml"): "tests/vms/test_production_page.py",
     ("docs/how-to/proxmox.md", "toml"): "tests/deploy/test_proxmox.py",
     ("docs/how-to/qemu.md", "toml"): "tests/hypervisor/test_qemu_definition.py",
     ("docs/how-to/crash-test-cases.md", "python"): "tests/crash_test/test_documentation.py",
@@ -66,7 +67,8 @@ SETTINGS_PAGES = (
     "docs/how-to/remote.md",
     "docs/how-to/unprivileged.md",
 )
-UNITS_PAGE = "docs/how-to/unprivileged.md"
+# page → the commands that its units of systemd start
+UNITS = {"docs/how-to/production.md": ["serve"], "docs/how-to/unprivileged.md": ["sockets", "serve"]}
 # (page, language) → why no test runs the blocks. For `sh`, tests/cli/test_documentation.py checks every `forewarn`
 # command of every page: that it exists, with these options.
 NOT_RUN = {
@@ -87,6 +89,8 @@ NOT_RUN = {
     ("docs/how-to/crash-test.md", "sh"): "the reader's own handler; their options are checked",
     ("docs/how-to/fleet.md", "sh"): "the reader's own file; their options are checked",
     ("docs/how-to/host-nodes.md", "sh"): "several machines; their options are checked",
+    ("docs/how-to/lab-versus-serve.md", "sh"): "runs until it is ended; its options are checked",
+    ("docs/how-to/libvirt.md", "sh"): "installs a hook in /etc; tests/vms runs the hook",
     ("docs/how-to/monitoring.md", "sh"): "writes to /etc; their options are checked",
     ("docs/how-to/network.md", "sh"): "changes the network of a host; tests/network load the same rules in namespaces",
     ("docs/how-to/portal.md", "console"): "a link that is valid once",
@@ -146,12 +150,12 @@ def test_settings_on_a_page_are_accepted(page: str, tmp_path: Path) -> None:
     assert load_settings(flags, lab=False, config=config, environ={"HOME": "/home/ann"})
 
 
-def test_the_units_on_the_page_about_privileges_start_the_two_programs() -> None:
-    units = [configparser.RawConfigParser(strict=False) for _ in blocks_of(UNITS_PAGE, "ini")]
-    for unit, text in zip(units, blocks_of(UNITS_PAGE, "ini"), strict=True):
+@pytest.mark.parametrize("page", UNITS)
+def test_the_units_on_a_page_start_its_programs(page: str) -> None:
+    units = [configparser.RawConfigParser(strict=False) for _ in blocks_of(page, "ini")]
+    for unit, text in zip(units, blocks_of(page, "ini"), strict=True):
         unit.read_string(text)
-    commands = [unit["Service"]["ExecStart"].split()[1] for unit in units]
-    assert commands == ["sockets", "serve"]
+    assert [unit["Service"]["ExecStart"].split()[1] for unit in units] == UNITS[page]
 
 
 @pytest.mark.parametrize("page", [page for page in pages() if any(block.language == "json" for block in blocks(page))])

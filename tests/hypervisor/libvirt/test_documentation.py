@@ -1,9 +1,8 @@
-"""The examples on the page about libvirt."""
+"""The examples on the pages about libvirt."""
 
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,13 @@ from forewarn.errors import Rejected
 from forewarn.hypervisor.libvirt.connection import LibvirtHost, LibvirtSettings, check_libvirt
 from forewarn.service.settings import HypervisorKind, load_settings
 
-PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "libvirt.md").read_text(encoding="utf-8")
+GUIDES = Path(__file__).parents[3] / "docs" / "how-to"
+PAGE = (GUIDES / "libvirt.md").read_text(encoding="utf-8")
 
 
-def test_the_examples_on_the_page_are_accepted(tmp_path: Path) -> None:
-    fleet, *settings = [
-        textwrap.dedent(block) for block in re.findall(r"^ *```toml\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
-    ]
+def test_the_examples_on_the_pages_are_accepted(tmp_path: Path) -> None:
+    both = (GUIDES / "production.md").read_text(encoding="utf-8") + PAGE
+    fleet, *settings = re.findall(r"^```toml\n(.*?)^```", both, re.DOTALL | re.MULTILINE)
     assert [vm.name for vm in read_fleet_file(fleet, source="fleet.toml").vms] == ["web-0"]
     assert len(settings) == 2
     for text in settings:

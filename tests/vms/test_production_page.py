@@ -1,4 +1,4 @@
-"""The first steps of docs/how-to/libvirt.md, from the domains of a host to the first announced reboot of a real guest.
+"""The steps of docs/how-to/production.md, from the domains of a host to the first announced reboot of a real guest.
 
 The commands are those of the page, in the network of a host with libvirt's bridge, with paths and the URI of the test.
 """
@@ -21,7 +21,7 @@ from tests.vms.hosts import DEVICE, HOST_NAMES, ROOT, START_S, VM, HostSetup, wa
 from tests.vms.libvirt_hosts import LibvirtSite
 
 pytestmark = [pytest.mark.vms, pytest.mark.timeout(1200)]
-PAGE = ROOT / "docs" / "how-to" / "libvirt.md"
+PAGE = ROOT / "docs" / "how-to" / "production.md"
 ADDRESS = "192.168.122.10"  # of the guest, as on the page
 
 
