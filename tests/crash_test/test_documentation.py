@@ -23,7 +23,7 @@ from forewarn.crash_test.verdict import CaseOutcome
 from tools.docs.crash_test_cases import crash_test_cases_markdown
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("how-to/crash-test.md", "how-to/crash-test-cases.md", "reference/crash-test.md", "explanation/crash-test.md")
+NAMES = ("how-to/crash-test.md", "reference/crash-test.md", "explanation/crash-test.md")
 PAGE = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in NAMES)
 PYTEST_FILE, HANDLER, CASE_FILE = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 BASELINE, CLAIMS = re.findall(r"^```toml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
