@@ -58,7 +58,7 @@ class Worker:
 
     def _poll(self) -> None:
         try:
-            events = self._client.mine()
+            events = self._client.own_events()
         except Unavailable:
             return  # nothing new is known: continue, and poll again
         disruptive = [event for event in events if event.kind != PAUSES_ONLY]

@@ -72,7 +72,7 @@ def run_discovery(
         return offer
 
     found = [EthernetInterface(name=name, mac=MAC) for name in offers]
-    run = FlowRunner(discover_endpoint(Discovery(interfaces=lambda: found, ask=ask, **how)))
+    run = FlowRunner(discover_endpoint(Discovery(interfaces=lambda: found, ask_dhcp=ask, **how)))
     try:
         while (effect := run.next_effect()) is not None:
             match effect:
@@ -120,7 +120,7 @@ def test_an_incomplete_answer_is_retried_before_dhcp_is_asked() -> None:
 
 
 def test_discovery_ends_and_says_what_was_tried() -> None:
-    done, found = run_discovery({}, {f"eth{number}": None for number in range(200)}, waits_s=(0, 7))
+    done, found = run_discovery({}, {f"eth{number}": None for number in range(200)}, dhcp_delays_s=(0, 7))
     assert str(found) == (
         "no endpoint was found: http://169.254.169.254 does not answer, and no DHCP server names one: "
         "set FOREWARN_ENDPOINT, or check the network"
@@ -131,21 +131,21 @@ def test_discovery_ends_and_says_what_was_tried() -> None:
 
 def test_a_missing_privilege_is_reported_and_other_interfaces_are_tried() -> None:
     needs = Unavailable("DHCP needs root, or this and that: name the endpoint")
-    _, found = run_discovery({}, {"eth0": needs}, waits_s=(0,))
+    _, found = run_discovery({}, {"eth0": needs}, dhcp_delays_s=(0,))
     assert "does not answer, and DHCP needs root, or this and that: set FOREWARN_ENDPOINT" in str(found)
     _, found = run_discovery({"http://10.0.0.9": DOCUMENT}, {"eth0": needs, "eth1": "10.0.0.9"})
     assert str(found) == "http://10.0.0.9"
 
 
 def test_dhcp_can_be_disabled() -> None:
-    done, found = run_discovery({}, {"eth0": "10.0.0.9"}, waits_s=())
+    done, found = run_discovery({}, {"eth0": "10.0.0.9"}, dhcp_delays_s=())
     assert done == ["http://169.254.169.254"]
     assert "DHCP was not asked" in str(found)
 
 
 def test_a_client_discovers_the_endpoint_once_with_its_first_request(driver: Driver) -> None:
     with ScriptedServer(json_reply({"DocumentIncarnation": 1, "Events": []})) as server:
-        one = driver(None, discovery=Discovery(well_known=parse_endpoint(server.url), waits_s=()))
+        one = driver(None, discovery=Discovery(well_known=parse_endpoint(server.url), dhcp_delays_s=()))
         assert server.requests == []
         one.call("events")
         assert str(one.call("discover")) == server.url
@@ -166,7 +166,9 @@ def test_a_watch_repeats_the_discovery_until_it_succeeds(driver: Driver) -> None
     with ScriptedServer(
         ScriptedReply(status=404), ScriptedReply(status=404), json_reply({"DocumentIncarnation": 4, "Events": []})
     ) as server:
-        how = Discovery(well_known=parse_endpoint(server.url), waits_s=(0,), interfaces=lambda: [ETH0], ask=ask)
+        how = Discovery(
+            well_known=parse_endpoint(server.url), dhcp_delays_s=(0,), interfaces=lambda: [ETH0], ask_dhcp=ask
+        )
         (document,) = driver(None, discovery=how).take(1, "documents")
     assert document.incarnation == 4
     assert tries == ["eth0", "eth0"]

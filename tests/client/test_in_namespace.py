@@ -24,7 +24,7 @@ PROGRAM = """
 import asyncio, json
 from forewarn.client import AsyncClient, Client
 client, other = Client(), AsyncClient()
-print(json.dumps([str(client.discover()), client.name(), [event.kind for event in client.mine()],
+print(json.dumps([str(client.discover()), client.name(), [event.kind for event in client.own_events()],
                   str(asyncio.run(other.discover()))]))
 """
 

@@ -48,8 +48,8 @@ def test_mine_are_the_events_that_list_this_vm(driver: Driver) -> None:
         ScriptedReply(body=b"web-0\n"), json_reply({"DocumentIncarnation": 3, "Events": [OURS, THEIRS]})
     ) as server:
         one = driver(server.url)
-        assert [event.id for event in one.call("mine")] == ["A"]
-        one.call("mine")
+        assert [event.id for event in one.call("own_events")] == ["A"]
+        one.call("own_events")
         assert one.call("name") == "web-0"
     assert [request.target.split("?")[0].rpartition("/")[2] for request in server.requests] == [
         *("name", "scheduledevents", "scheduledevents")
@@ -238,7 +238,7 @@ def test_an_endless_body_is_given_up(driver: Driver) -> None:
             one = driver(f"127.0.0.1:{port}")
             flow = _short_flow(port)
             with pytest.raises(IncompleteResponse, match="broke off its answer"):
-                one.call("ask", flow)
+                one.call("run_flow", flow)
         finally:
             over.set()
             thread.join()
@@ -260,7 +260,7 @@ def test_a_slow_body_is_read_to_its_end(driver: Driver) -> None:
         thread = threading.Thread(target=drip)
         thread.start()
         try:
-            response = driver(f"127.0.0.1:{port}").call("ask", _long_flow(port))
+            response = driver(f"127.0.0.1:{port}").call("run_flow", _long_flow(port))
         finally:
             thread.join()
     assert len(response.body) == 30
@@ -394,16 +394,16 @@ def test_the_services_time_advances_between_answers_and_the_last_error_is_kept_u
     dated = json_reply(EMPTY, headers=(("Date", "Mon, 19 Sep 2016 18:29:47 GMT"),))
     with ScriptedServer(dated, ScriptedReply(status=503), dated) as server:
         client = Client(server.url, clock=lambda: real[0], sleep=lambda _: None)
-        assert (client.now, client.answered_at, client.trouble) == (None, None, "")
+        assert (client.now, client.answered_at, client.last_error) == (None, None, "")
         client.events()
         real[0] += 2.5
         assert (client.now, client.answered_at) == (1474309787.0 + 2.5, 100.0)
         changes = client.follow(None, WatchOptions(max_poll_s=lambda: 0.0))
         assert next(changes) is None
-        assert "503" in client.trouble
+        assert "503" in client.last_error
         assert client.answered_at == 100.0
         assert next(changes) is None
-        assert (client.trouble, client.answered_at) == ("", 102.5)
+        assert (client.last_error, client.answered_at) == ("", 102.5)
 
 
 @pytest.mark.parametrize("headers", [(), (("Date", "junk"),)], ids=["none", "junk"])

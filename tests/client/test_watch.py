@@ -259,10 +259,10 @@ def test_a_flow_that_yields_items_cannot_be_asked_for_one_result(driver: Driver)
         finally:
             closed.append(True)
 
-    with pytest.raises(TypeError, match="this flow yields items: run it with `hear`"):
-        driver("127.0.0.1").call("ask", flow())
+    with pytest.raises(TypeError, match="this flow yields items: run it with `iterate_flow`"):
+        driver("127.0.0.1").call("run_flow", flow())
     assert closed == [True]
-    assert driver("127.0.0.1").take(1, "hear", flow()) == ["lost"]
+    assert driver("127.0.0.1").take(1, "iterate_flow", flow()) == ["lost"]
 
 
 def test_in_order_done_handles_all_changes_before_it_too(tmp_path: Path) -> None:

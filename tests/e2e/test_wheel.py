@@ -19,7 +19,7 @@ ASK = """
 import asyncio, sys
 from forewarn.client import AsyncClient, Client
 client, other = Client(sys.argv[1]), AsyncClient(sys.argv[1])
-print(client.events().incarnation, asyncio.run(other.mine()), client.name())
+print(client.events().incarnation, asyncio.run(other.own_events()), client.name())
 """
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 

@@ -191,7 +191,7 @@ def about_guests(do: Commands) -> None:
     at = ("--endpoint", do.service.url("lone-6"))
     do.service.ask("restart", "lone-6")
     do("guest", "events", *at, shown="guest events")
-    do("guest", "approve", "--mine", *at, shown="guest approve --mine")
+    do("guest", "approve", "--own", *at, shown="guest approve --own")
     folder = do.folder / "agent"
     write_agent_file(folder)
     (folder / "go").touch()

@@ -25,7 +25,7 @@ _WHAT_HAPPENS = (
     "forewarn degrade host-4 --in 7d",
     "forewarn redeploy web-1",
     "forewarn clock speed 0",  # so that the restart stays in progress
-    "forewarn guest approve --mine --endpoint http://127.0.0.1:8254",
+    "forewarn guest approve --own --endpoint http://127.0.0.1:8254",
 )
 # Chromium has no sandbox as root. It must not fetch anything for itself.
 _CHROMIUM = (

@@ -29,7 +29,7 @@ _SCENES = (  # caption, commands
     ("Start a lab with thirteen VMs", ("forewarn up --detach --wait-ready",)),
     ("Request a restart", ("forewarn restart web-0",)),
     ("The VM reads it in its document", (_POLL,)),
-    ("It approves, and a minute passes", ("forewarn guest approve --mine --endpoint http://127.0.0.1:8254",
+    ("It approves, and a minute passes", ("forewarn guest approve --own --endpoint http://127.0.0.1:8254",
                                           "forewarn clock advance 1m")),
     ("Why was it down?", ("forewarn explain web-0",)),
     ("Roll out an update, one domain at a time", ("forewarn rollout start --scope db --impact update",

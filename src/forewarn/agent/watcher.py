@@ -109,14 +109,14 @@ class EventWatcher:
         """Calls `on_poll` and records the latest poll; returns whether it was answered."""
         before, self._answered_at = self._answered_at, self._client.answered_at
         if self._answered_at is None or self._answered_at == before:
-            self._report_problem(self._client.trouble or "the endpoint gave no usable answer")
+            self._report_problem(self._client.last_error or "the endpoint gave no usable answer")
             return False
         self._on_poll()
-        if before is None or (self.problem and not self._client.trouble):
+        if before is None or (self.problem and not self._client.last_error):
             LOG.info("the endpoint answers%s", "" if before is None else " again")
-        self.problem = self._client.trouble  # the client has logged it
+        self.problem = self._client.last_error  # the client has logged it
         gap_s = 0.0 if before is None else self._answered_at - before
-        self._observer.poll_answered(max(0.0, gap_s - self._client.held_s))
+        self._observer.poll_answered(max(0.0, gap_s - self._client.long_poll_s))
         return True
 
     def _report_problem(self, reason: str) -> None:

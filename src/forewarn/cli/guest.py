@@ -69,18 +69,18 @@ def watch(call: Invocation, endpoint: str | None) -> None:
 
 @guest.command()
 @click.argument("ids", metavar="[EVENT]...", nargs=-1)
-@click.option("--mine", is_flag=True, help="Approve every event that lists this VM.")
+@click.option("--own", is_flag=True, help="Approve every event that lists this VM.")
 @endpoint_option
-def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | None) -> None:
+def approve(call: Invocation, ids: tuple[str, ...], own: bool, endpoint: str | None) -> None:
     """Approve events, so that they may start before their notice ends.
 
     EVENT is an event's id, or the first four or more characters of it.
     """
-    if mine == bool(ids):
-        raise Rejected("no events are selected, or twice: give their ids, or --mine for all that list this VM")
+    if own == bool(ids):
+        raise Rejected("no events are selected, or twice: give their ids, or --own for all that list this VM")
     client = Client(endpoint)
     listed = client.events().events
-    if mine:
+    if own:
         name = client.name()
         full_ids = [event.id for event in listed if lists(event, name)]
     else:

@@ -134,8 +134,8 @@ class AsyncClient(ClientProperties):
     the client takes the endpoint from the environment, or discovers one with the first request, as `discovery` says
     (None: with the defaults); an address that is not valid raises Rejected. Without `version` it negotiates the
     api-version. `boot_id`, `sleep` (awaited) and `clock` replace those of the system. There is no property `endpoint`:
-    await `discover()`. `documents`, `watch`, `follow` and `hear` return async generators; close one that you leave
-    early with `aclose()`. The client itself has nothing to close.
+    await `discover()`. `documents`, `watch`, `follow` and `iterate_flow` return async generators; close one that you
+    leave early with `aclose()`. The client itself has nothing to close.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class AsyncClient(ClientProperties):
 
         The discovery may take minutes. Raises Unreachable if none is found; the next call then searches again.
         """
-        return await self.ask(self._session.discover())
+        return await self.run_flow(self._session.discover())
 
     async def events(self) -> Received:
         """Return the current document. Retries transient failures a few times, then raises Unavailable.
@@ -165,9 +165,9 @@ class AsyncClient(ClientProperties):
         only its own. An unknown endpoint is discovered first. Raises Unreachable at once if nothing accepts the
         connection, NotFound or Rejected if a retry cannot help.
         """
-        return await self.ask(self._session.events())
+        return await self.run_flow(self._session.events())
 
-    async def mine(self) -> tuple[Event, ...]:
+    async def own_events(self) -> tuple[Event, ...]:
         """Return the events that list this VM, in the document's order; () if none does.
 
         Asks for the document, and first for this VM's name if it is not known; letter case of names does not matter. An
@@ -175,7 +175,7 @@ class AsyncClient(ClientProperties):
         raises Unavailable. Raises Unreachable at once if nothing accepts the connection, NotFound or Rejected if a
         retry cannot help.
         """
-        return await self.ask(self._session.mine())
+        return await self.run_flow(self._session.own_events())
 
     async def name(self) -> str:
         """Return this VM's name, as the `resources` of events spell it; ask only until it is known.
@@ -184,7 +184,7 @@ class AsyncClient(ClientProperties):
         raises Unavailable; also does so if the answer cannot be a name. Raises Unreachable at once if nothing accepts
         the connection, NotFound or Rejected if a retry cannot help.
         """
-        return await self.ask(self._session.name())
+        return await self.run_flow(self._session.name())
 
     async def approve(self, *events: Event | str) -> None:
         """Approve events, given as events or ids, so that they may start early; repeating it is harmless.
@@ -194,7 +194,7 @@ class AsyncClient(ClientProperties):
         raises Unavailable; Unreachable at once if nothing accepts the connection. Raises Rejected if no id is given, an
         id is empty or the endpoint refuses, NotFound if it answers 404.
         """
-        await self.ask(self._session.approve(events))
+        await self.run_flow(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
         """Return the seconds from now until the event's NotBefore by the service's time, negative after it.
@@ -210,7 +210,7 @@ class AsyncClient(ClientProperties):
         It waits out outages of any length, even a failed discovery. It raises NotFound and Rejected, which a retry
         cannot fix.
         """
-        return self.hear(documents_flow(self._session))
+        return self.iterate_flow(documents_flow(self._session))
 
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> AsyncGenerator[Change, None]:
         """Yield each change of each event, other VMs' events included, at least once; never ends.
@@ -234,9 +234,9 @@ class AsyncClient(ClientProperties):
         Rejected if the endpoint refuses, and Rejected if the file `cursor` (None: no file) cannot be used at the start.
         """
         flow = changes_flow(self._session, None if cursor is None else Path(cursor), options)
-        return self.hear(flow, interrupt=interrupt)
+        return self.iterate_flow(flow, interrupt=interrupt)
 
-    async def ask(self, flow: Flow[T]) -> T:
+    async def run_flow(self, flow: Flow[T]) -> T:
         """Run a flow (a generator of effects, such as requests) that yields no items, and return its result.
 
         It performs the effects on a connection of its own. Raises what the flow raises, and TypeError if the flow
@@ -247,11 +247,13 @@ class AsyncClient(ClientProperties):
             while (effect := runner.next_effect()) is not None:
                 if isinstance(effect, YieldItem):
                     runner.close()
-                    raise TypeError("this flow yields items: run it with `hear`")
+                    raise TypeError("this flow yields items: run it with `iterate_flow`")
                 await self._perform_effect(runner, effect, connection)
         return runner.result
 
-    async def hear(self, flow: Flow[None], *, interrupt: asyncio.Event | None = None) -> AsyncGenerator[Any, None]:
+    async def iterate_flow(
+        self, flow: Flow[None], *, interrupt: asyncio.Event | None = None
+    ) -> AsyncGenerator[Any, None]:
         """Run a flow (a generator of effects, such as requests and pauses), and yield its items as they come.
 
         Raises what the flow raises. Closing the generator ends the flow and closes its connection; so does `interrupt`,

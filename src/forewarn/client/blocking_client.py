@@ -38,8 +38,8 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 class WatchInterrupt:
     """Ends the waits of a blocking watch from outside; not set at first, and once set it stays set.
 
-    Pass it to `Client.follow` or `hear` as `interrupt`. Use it as a context manager, which closes its sockets at the
-    end.
+    Pass it to `Client.follow` or `iterate_flow` as `interrupt`. Use it as a context manager, which closes its sockets
+    at the end.
     """
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class Client(ClientProperties):
 
         The discovery may take minutes. Raises Unreachable if none is found; the next call then searches again.
         """
-        return self.ask(self._session.discover())
+        return self.run_flow(self._session.discover())
 
     def events(self) -> Received:
         """Return the current document. Retries transient failures a few times, then raises Unavailable.
@@ -214,9 +214,9 @@ class Client(ClientProperties):
         only its own. An unknown endpoint is discovered first. Raises Unreachable at once if nothing accepts the
         connection, NotFound or Rejected if a retry cannot help.
         """
-        return self.ask(self._session.events())
+        return self.run_flow(self._session.events())
 
-    def mine(self) -> tuple[Event, ...]:
+    def own_events(self) -> tuple[Event, ...]:
         """Return the events that list this VM, in the document's order; () if none does.
 
         Asks for the document, and first for this VM's name if it is not known; letter case of names does not matter. An
@@ -224,7 +224,7 @@ class Client(ClientProperties):
         raises Unavailable. Raises Unreachable at once if nothing accepts the connection, NotFound or Rejected if a
         retry cannot help.
         """
-        return self.ask(self._session.mine())
+        return self.run_flow(self._session.own_events())
 
     def name(self) -> str:
         """Return this VM's name, as the `resources` of events spell it; ask only until it is known.
@@ -233,7 +233,7 @@ class Client(ClientProperties):
         raises Unavailable; also does so if the answer cannot be a name. Raises Unreachable at once if nothing accepts
         the connection, NotFound or Rejected if a retry cannot help.
         """
-        return self.ask(self._session.name())
+        return self.run_flow(self._session.name())
 
     def approve(self, *events: Event | str) -> None:
         """Approve events, given as events or ids, so that they may start early; repeating it is harmless.
@@ -243,7 +243,7 @@ class Client(ClientProperties):
         raises Unavailable; Unreachable at once if nothing accepts the connection. Raises Rejected if no id is given, an
         id is empty or the endpoint refuses, NotFound if it answers 404.
         """
-        self.ask(self._session.approve(events))
+        self.run_flow(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
         """Return the seconds from now until the event's NotBefore by the service's time, negative after it.
@@ -259,7 +259,7 @@ class Client(ClientProperties):
         It waits out outages of any length, even a failed discovery. It raises NotFound and Rejected, which a retry
         cannot fix.
         """
-        return self.hear(documents_flow(self._session))
+        return self.iterate_flow(documents_flow(self._session))
 
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> Generator[Change, None, None]:
         """Yield each change of each event, other VMs' events included, at least once; never ends.
@@ -283,9 +283,9 @@ class Client(ClientProperties):
         Rejected if the endpoint refuses, and Rejected if the file `cursor` (None: no file) cannot be used at the start.
         """
         flow = changes_flow(self._session, None if cursor is None else Path(cursor), options)
-        return self.hear(flow, interrupt=interrupt)
+        return self.iterate_flow(flow, interrupt=interrupt)
 
-    def ask(self, flow: Flow[T]) -> T:
+    def run_flow(self, flow: Flow[T]) -> T:
         """Run a flow (a generator of effects, such as requests) that yields no items, and return its result.
 
         It performs the effects on a connection of its own, and blocks meanwhile. Raises what the flow raises, and
@@ -296,11 +296,11 @@ class Client(ClientProperties):
             while (effect := runner.next_effect()) is not None:
                 if isinstance(effect, YieldItem):
                     runner.close()
-                    raise TypeError("this flow yields items: run it with `hear`")
+                    raise TypeError("this flow yields items: run it with `iterate_flow`")
                 self._perform_effect(runner, effect, connection)
         return runner.result
 
-    def hear(self, flow: Flow[None], *, interrupt: WatchInterrupt | None = None) -> Generator[Any, None, None]:
+    def iterate_flow(self, flow: Flow[None], *, interrupt: WatchInterrupt | None = None) -> Generator[Any, None, None]:
         """Run a flow (a generator of effects, such as requests and pauses), and yield its items as they come.
 
         Raises what the flow raises. Closing the generator ends the flow and closes its connection; so does `interrupt`,

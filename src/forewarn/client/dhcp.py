@@ -98,13 +98,13 @@ def _parse_interface(name: str, hardware: bytes) -> EthernetInterface | None:
     return EthernetInterface(name=name, mac=mac) if is_ethernet and any(mac) else None
 
 
-def ask_for_endpoint(interface: EthernetInterface, *, answer_s: float = ANSWER_TIMEOUT_S) -> str | None:
+def ask_for_endpoint(interface: EthernetInterface, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> str | None:
     """Ask DHCP once on this interface; the first endpoint offered, or None. Needs root and UDP port 68."""
     xid = os.urandom(4)
     try:
         with _open_socket(interface) as sock:
             sock.sendto(encode_discover(xid, interface.mac), ("255.255.255.255", _SERVER_PORT))
-            return _receive_endpoint(sock, xid, interface.mac, time.monotonic() + answer_s)
+            return _receive_endpoint(sock, xid, interface.mac, time.monotonic() + answer_timeout_s)
     except PermissionError as error:
         raise Unavailable("DHCP needs root, or CAP_NET_BIND_SERVICE and CAP_NET_RAW: name the endpoint") from error
     except OSError as error:

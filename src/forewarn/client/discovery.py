@@ -25,16 +25,16 @@ _MAX_INTERFACES = 4  # so that discovery ends soon on hosts with hundreds of int
 class Discovery:
     """How a client without a configured endpoint searches for it: settings of `discover_endpoint`.
 
-    `waits_s` are the delays before each round of DHCP; () disables DHCP. `ask` asks on one interface and returns the
-    endpoint's IPv4 address, or None; it raises Unavailable if it cannot ask.
+    `dhcp_delays_s` are the delays before each round of DHCP; () disables DHCP. `ask_dhcp` asks on one interface and
+    returns the endpoint's IPv4 address, or None; it raises Unavailable if it cannot ask.
     """
 
     well_known: Endpoint = _WELL_KNOWN_ENDPOINT  # tried first
-    connect_s: float = PROBE_CONNECT_TIMEOUT_S  # longest time to connect to an endpoint that is tried
-    answer_s: float = 150.0  # longest time until it answers: the first answer may take two minutes (spec §8.1)
-    waits_s: Sequence[float] = dhcp.TRY_DELAYS_S
+    connect_timeout_s: float = PROBE_CONNECT_TIMEOUT_S  # longest time to connect to an endpoint that is tried
+    answer_timeout_s: float = 150.0  # longest time until it answers: the first answer may take two minutes (spec §8.1)
+    dhcp_delays_s: Sequence[float] = dhcp.TRY_DELAYS_S
     interfaces: Callable[[], Sequence[dhcp.EthernetInterface]] = dhcp.ethernet_interfaces
-    ask: Callable[[dhcp.EthernetInterface], str | None] = dhcp.ask_for_endpoint
+    ask_dhcp: Callable[[dhcp.EthernetInterface], str | None] = dhcp.ask_for_endpoint
 
 
 def is_scheduled_events_response(response: HttpResponse) -> bool:
@@ -61,8 +61,8 @@ def discover_endpoint(discovery: Discovery) -> Flow[Endpoint]:
     """Flow: return the first endpoint that answers, the well-known one or DHCP's. It may take minutes."""
     if (yield from _probe_endpoint(discovery, discovery.well_known)):
         return discovery.well_known
-    problem = "no DHCP server names one" if discovery.waits_s else "DHCP was not asked"
-    for wait_s in discovery.waits_s:
+    problem = "no DHCP server names one" if discovery.dhcp_delays_s else "DHCP was not asked"
+    for wait_s in discovery.dhcp_delays_s:
         yield Sleep(seconds=wait_s)
         try:
             found = yield from _ask_dhcp(discovery)
@@ -83,7 +83,7 @@ def _ask_dhcp(discovery: Discovery) -> Flow[Endpoint | None]:
     found: Sequence[dhcp.EthernetInterface] = yield CallFunction(function=discovery.interfaces)
     for interface in found[:_MAX_INTERFACES]:
         try:
-            address: str | None = yield CallFunction(function=partial(discovery.ask, interface))
+            address: str | None = yield CallFunction(function=partial(discovery.ask_dhcp, interface))
         except Unavailable as error:
             problem = error
             continue
@@ -100,7 +100,7 @@ def _probe_endpoint(discovery: Discovery, endpoint: Endpoint) -> Flow[bool]:
     for _ in range(_PROBE_TRIES):
         try:
             response = yield from request_flow(
-                endpoint, poll_request(), discovery.answer_s, connect_s=discovery.connect_s
+                endpoint, poll_request(), discovery.answer_timeout_s, connect_timeout_s=discovery.connect_timeout_s
             )
         except Unreachable:
             return False

@@ -130,14 +130,14 @@ class FlowRunner(Generic[T]):
 
 
 def request_flow(
-    endpoint: Endpoint, request: HttpRequest, timeout_s: float, *, connect_s: float = CONNECT_TIMEOUT_S
+    endpoint: Endpoint, request: HttpRequest, timeout_s: float, *, connect_timeout_s: float = CONNECT_TIMEOUT_S
 ) -> Generator[Effect, Any, HttpResponse]:
     """Flow: send one request, and repeat it once if a kept connection turns out to be closed.
 
     The repetition is harmless: polls change nothing, and an approval may be repeated (spec §5.2). `timeout_s` limits
     the wait until the response begins, and between two reads of it.
     """
-    effect = SendRequest(endpoint=endpoint, request=request, timeout_s=timeout_s, connect_timeout_s=connect_s)
+    effect = SendRequest(endpoint=endpoint, request=request, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
     try:
         response: HttpResponse = yield effect
     except StaleConnection:

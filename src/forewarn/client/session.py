@@ -128,7 +128,7 @@ class ClientSession:
         self._has_answered = False
         self._answers_at_once = False  # the last poll that asked to be held was answered, and the service holds none
         self.answered_at: float | None = None  # time of the latest poll answer, by our clock
-        self.held_s = 0.0  # how long the service held that answer
+        self.long_poll_s = 0.0  # how long the service held that answer
         self.last_error = ""  # why a watcher's latest poll failed; "" if it succeeded
         self._name: str | None = None
         self._name_version = NAME_VERSIONS[-1]
@@ -157,7 +157,7 @@ class ClientSession:
         """Flow: return the current document. Retries transient failures, but raises Unreachable at once."""
         return (yield from self._with_retries(self._events_once))
 
-    def mine(self) -> Flow[tuple[Event, ...]]:
+    def own_events(self) -> Flow[tuple[Event, ...]]:
         """Flow: return the events that list this VM, in the document's order; () if none does."""
         name = yield from self.name()
         received = yield from self.events()
@@ -195,7 +195,7 @@ class ClientSession:
         self._has_answered, self.last_error = True, ""
         self._answers_at_once = not answer.was_held if asks_to_hold else answers_at_once
         self.service_time.add_answer(answer.server_time, answered_at, trust_first=not confirm_time)
-        self.held_s = answered_at - asked_at if answer.was_held else 0.0
+        self.long_poll_s = answered_at - asked_at if answer.was_held else 0.0
         if self.service_time.is_doubtful and answered_at >= self._confirm_time_at:
             self._confirm_time_at = answered_at + _TIME_REQUESTS_INTERVAL_S
             yield from self._confirm_time(answer.etag)
@@ -318,11 +318,11 @@ class ClientProperties:
         return self._session.answered_at
 
     @property
-    def held_s(self) -> float:
+    def long_poll_s(self) -> float:
         """Seconds for which the service held its latest usable answer to a poll; 0.0 if it did not."""
-        return self._session.held_s
+        return self._session.long_poll_s
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """Why the latest poll of `documents` or `watch` failed, or which part of its document is unusable; else ""."""
         return self._session.last_error
