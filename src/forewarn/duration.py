@@ -34,11 +34,9 @@ def parse_duration(text: str) -> float:
 
 
 def _round_to_units(seconds: float, units: int = 2) -> int:
-    """Return a duration rounded to what `units` units can show; with two, to hours from a day on.
-
-    So a duration that was 7 days a moment ago still reads `7 d`, and none is overstated by more than half an hour, half
-    a minute and half a second.
-    """
+    """Return a duration rounded to what `units` units can show; with two, to hours from a day on."""
+    # So a duration that was 7 days a moment ago still reads `7 d`, and none is overstated by more than half an hour,
+    # half a minute and half a second.
     whole = max(0, math.floor(seconds + 0.5))
     lengths = [_UNITS[unit] for unit in ("d", "h", "m", "s")]
     largest = next((index for index, length in enumerate(lengths) if whole >= length), len(lengths))

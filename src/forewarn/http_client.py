@@ -71,7 +71,6 @@ class HttpLimits:
 
 
 async def _resolve_name(host: str, port: int) -> list[str]:
-    """Return the addresses of a host name, as text, in the system's order, each once."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
@@ -188,7 +187,6 @@ def _request_to(address: str, method: str, url: httpx2.URL, headers: Mapping[str
 
 
 async def _read_body(response: httpx2.Response, limits: HttpLimits) -> tuple[bytes, bool]:
-    """Return the beginning of the body, as it was sent, and whether that is all of it."""
     body = bytearray()
     with suppress(TimeoutError, httpx2.HTTPError):  # the status decides: a response that breaks off counts
         async with asyncio.timeout(limits.body_timeout_s):
@@ -219,7 +217,6 @@ def _not_allowed_text(host: str, address: IpAddress) -> str:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Describe why there is no response, as a clause about the server."""
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)

@@ -63,7 +63,6 @@ class LogRateLimit(logging.Filter):
 
     @staticmethod
     def _count(site: _CallSite, key: MessageKey) -> int | None:
-        """Return how many messages were left out before this one, which passes; None if it is left out too."""
         if key in site.left_out:
             site.left_out[key] += 1
             return None

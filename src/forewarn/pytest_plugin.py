@@ -46,7 +46,6 @@ def scheduled_events(request: pytest.FixtureRequest, scheduled_events_factory: C
 
 
 def _marker_problem(marker: pytest.Mark) -> str:
-    """Why a lab cannot be made with the marker's arguments, in a sentence; "" if they fit."""
     known = list(signature(_lab_class()).parameters)
     for name in marker.kwargs:
         if name not in known:

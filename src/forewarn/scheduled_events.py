@@ -123,10 +123,9 @@ def _make_plan(
 
 
 class _CrashTestRun:
-    """The run behind one test function: it starts with the first test, in a thread, and ends with pytest.
+    """The run behind one test function: it starts with the first test, in a thread, and ends with pytest."""
 
-    A worker of pytest-xdist cannot know which tests it will get: there, each case runs when its test does.
-    """
+    # A worker of pytest-xdist cannot know which tests it will get: there, each case runs when its test does.
 
     def __init__(self, plan: CrashTestPlan) -> None:
         self.plan = plan
@@ -138,7 +137,6 @@ class _CrashTestRun:
         self._stop: Callable[[], object] = lambda: None
 
     def report(self, case_id: str, request: pytest.FixtureRequest) -> None:
-        """Wait for the verdict on this case, and pass, fail or skip its test."""
         __tracebackhide__ = True
         if self._thread is None:
             is_worker = hasattr(request.config, "workerinput")
@@ -161,7 +159,6 @@ class _CrashTestRun:
         self._thread.start()
 
     def _end(self) -> None:
-        """End everything that still runs, because pytest ends."""
         with self._changed:
             self._stop()
         if self._thread is not None:
@@ -169,7 +166,6 @@ class _CrashTestRun:
             self._thread = None
 
     def _run(self, cases: tuple[Case, ...]) -> None:
-        """Run these cases; the main function of the thread."""
         try:
             asyncio.run(self._run_cases(cases))
         except ForewarnError as error:
@@ -202,7 +198,6 @@ class _CrashTestRun:
 
 
 def _selected_cases(request: pytest.FixtureRequest) -> set[str]:
-    """Return the ids of the cases whose tests pytest will run."""
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     return {str(item.callspec.params[_PARAMETER]) for item in items if item.function is request.function}
 

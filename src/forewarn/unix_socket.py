@@ -67,7 +67,6 @@ def bind_unix_socket(path: Path) -> socket.socket:
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """Remove a socket that no process listens on."""
     if not path.exists():
         return
     if not path.is_socket():

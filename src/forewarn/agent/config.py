@@ -256,10 +256,7 @@ def _check_unique_names(root: ConfigTable, rules: tuple[RuleConfig, ...]) -> Non
 
 
 def _check_profile_names(root: ConfigTable, own: tuple[RuleConfig, ...], of_profile: tuple[RuleConfig, ...]) -> None:
-    """Adds a problem for each own rule that has the name of a rule of the profile.
-
-    The journal stores only the name of an event's rule, so it must stand for one rule.
-    """
+    # The journal stores only the name of an event's rule, so it must stand for one rule.
     for name in dict.fromkeys(rule.name for rule in own):
         if name in {rule.name for rule in of_profile}:
             what = f"the profile {root.raw['profile']!r} also has a rule with the name {name!r}"

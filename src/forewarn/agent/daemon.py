@@ -183,7 +183,6 @@ class AgentDaemon:
         self._rules = {rule.name: rule for rule in config.rules}
 
     def _record_changes(self, changes: Sequence[Change]) -> None:
-        """Journals changes of events in one transaction, logs and reports them, and wakes the loop."""
         context, now = self._context, self._context.clock.now()
         known = {record.key for record in self._journal.open_records}
         records = records_after_changes(
@@ -347,7 +346,6 @@ class AgentDaemon:
         return actions
 
     def _take_action(self, action: AgentAction) -> None:
-        """Writes the action to the journal, then carries it out."""
         record = self._journal.open_records.get(action.key)
         assert record is not None, "an action belongs to an open event"
         after = record_after_action(record, action, now=self._context.clock.now(), boot_id=self._context.boot_id)
@@ -374,6 +372,5 @@ class AgentDaemon:
 
 
 def _first_error(group_error: ExceptionGroup[Exception]) -> Exception:
-    """The first error inside nested groups."""
     error = group_error.exceptions[0]
     return _first_error(error) if isinstance(error, ExceptionGroup) else error

@@ -230,10 +230,7 @@ def _is_step_done_for(other: EventRecord, step: StepConfig, snapshot: AgentSnaps
 
 
 def _is_undone_with_another(other: EventRecord, others: list[EventRecord], step: StepConfig) -> bool:
-    """True if this event shares its run of the step with an event for which that is or was undone.
-
-    Its own record does not say so yet. An undo that ended before the run began concerns an earlier run.
-    """
+    # Its own record does not say so yet. An undo that ended before the run began concerns an earlier run.
     run = other.step_run(step.name)
     assert run is not None  # as for all of `_other_events_with_step`
     shared = (each for each in others if each.holder_of(step.name) == other.holder_of(step.name))
@@ -247,16 +244,13 @@ def _is_undone_with_another(other: EventRecord, others: list[EventRecord], step:
 
 
 def _is_step_in_progress(other: EventRecord, step: StepConfig) -> bool:
-    """True if the step or its undo is journalled as begun, and not ended, for the other event."""
     runs = (other.step_run(step.name, phase) for phase in StepPhase)
     return any(run is not None and run.state is StepState.BEGUN for run in runs)
 
 
 def _first_tried_event(others: list[EventRecord], step: StepConfig, snapshot: AgentSnapshot) -> str:
-    """The key of the event for which the step was first tried and not yet undone; "" if none.
-
-    The folder of that event has the undo notes about the original state; a later run must use them.
-    """
+    """The key of the event for which the step was first tried and not yet undone; "" if none."""
+    # The folder of that event has the undo notes about the original state; a later run must use them.
     undos = (
         (other, other.step_run(step.name, StepPhase.UNDO))
         for other in others
@@ -267,7 +261,6 @@ def _first_tried_event(others: list[EventRecord], step: StepConfig, snapshot: Ag
 
 
 def _other_events_with_step(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> list[EventRecord]:
-    """The other open events, oldest first, for which this step has begun, is done or failed."""
     if not step.shared_by_events:
         return []
     return [other for other in snapshot.open_records if other.key != record.key and _has_tried_step(other, step.name)]

@@ -121,10 +121,7 @@ def _changed_record(record: EventRecord, event: Event, now: float) -> EventRecor
 
 
 def _step_runs_when_postponed(record: EventRecord) -> tuple[StepRun, ...]:
-    """The step runs without those that were cut, so that these steps are due again.
-
-    Steps before one that was tried stay cut, because steps run only in the order of the plan.
-    """
+    # Steps before one that was tried stay cut, because steps run only in the order of the plan.
     tried = {run.step for run in record.step_runs if run.state in TRIED_STATES}
     before_tried = {name for at, name in enumerate(record.plan) if tried.intersection(record.plan[at:])}
     return tuple(run for run in record.step_runs if run.state is not StepState.CUT or run.step in before_tried)

@@ -189,7 +189,6 @@ def _closed_text(record: EventRecord) -> str:
 
 
 def _missing_approval_text(record: EventRecord, rule: RuleConfig | None) -> str:
-    """Why the event will not be approved although its rule approves; "" if that does not apply."""
     missing = [f"{run.step} {run.state}" for run in record.step_runs if run.state in (StepState.FAILED, StepState.CUT)]
     if rule is None or rule.approve.when is ApproveWhen.NEVER or record.approval is not None or not missing:
         return ""

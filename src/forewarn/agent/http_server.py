@@ -175,7 +175,6 @@ class _HttpServer:
 
 
 def _parse_request_line(head: bytes) -> tuple[str, str]:
-    """Method and path; ("", "") if the request is not HTTP."""
     words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         return "", ""
@@ -188,10 +187,8 @@ def _client_address(writer: asyncio.StreamWriter) -> str:
 
 
 def _is_own_host(head: bytes, own_names: frozenset[str]) -> bool:
-    """Whether the request names this machine as its host: by an address or one of these names.
-
-    A browser always sends the name of the web site, and an attacker's site has a name of its own.
-    """
+    """Whether the request names this machine as its host: by an address or one of these names."""
+    # A browser always sends the name of the web site, and an attacker's site has a name of its own.
     fields = (line.partition(":") for line in head.decode("latin-1").lower().split("\r\n")[1:])
     hosts = [value.strip() for name, _, value in fields if name.strip() == "host"]
     return all(_without_port(host) in own_names or _is_address(_without_port(host)) for host in hosts)

@@ -408,7 +408,6 @@ class AgentJournal:
         return unusable_journal_error(self._path, error, self._config_file)
 
     def _write_record(self, record: EventRecord, next_number: int) -> bool:
-        """Writes a record; a new one gets `next_number`. Returns whether it is new."""
         known = self._db.execute("SELECT number FROM events WHERE key = ?", (record.key,)).fetchone()
         _upsert(self._db, "events", _event_row(record, next_number if known is None else known[0]))
         self._db.execute("DELETE FROM steps WHERE event_key = ? AND state = ?", (record.key, StepState.CUT))
@@ -436,7 +435,6 @@ class AgentJournal:
         return self._select(f"SELECT * FROM {table} WHERE event_key = ?{order}", key)
 
     def _select(self, statement: str, *values: Any) -> list[sqlite3.Row]:
-        """All rows of a query. Raises Rejected if the file cannot be read, JournalDamaged if it is damaged."""
         try:
             return self._db.execute(statement, values).fetchall()
         except sqlite3.DatabaseError as error:

@@ -277,7 +277,6 @@ def _lost_step_runs(record: EventRecord, keys: list[RowKey], unreadable: list[st
 
 
 def _consequence(record: EventRecord, step: str, phase: StepPhase) -> str:
-    """What the agent does about a lost run; `record` has the runs that can be read."""
     if record.closed and phase is StepPhase.UNDO:
         return "the event is closed, so the agent does not try it again: if the step is not undone, undo it by hand"
     if record.closed:

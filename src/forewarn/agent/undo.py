@@ -66,13 +66,11 @@ def _is_preparing(record: EventRecord, name: str) -> bool:
 
 
 def _tried_steps(record: EventRecord) -> list[StepRun]:
-    """The runs of the steps that were tried, last step first."""
     done = [record.step_run(name) for name in reversed(record.plan)]
     return [run for run in done if run is not None and run.state in TRIED_STATES]
 
 
 def _undo_action(record: EventRecord, run: StepRun, snapshot: AgentSnapshot) -> AgentAction | None:
-    """The next action for this step; None if it needs nothing more."""
     if run.state is StepState.BEGUN:
         return RecordStepEnd(
             key=record.key, step_run=ended_step_run(run, StepState.FAILED, snapshot, "interrupted when the agent ended")
@@ -90,7 +88,6 @@ def _undo_action(record: EventRecord, run: StepRun, snapshot: AgentSnapshot) -> 
 def _retry_undo(
     record: EventRecord, run: StepRun, undo: StepRun, step: StepConfig, snapshot: AgentSnapshot
 ) -> AgentAction | None:
-    """The next action after an undo that failed."""
     if undo.tries >= step.undo_tries:
         return None
     if reason := _reason_not_to_undo(record, step, snapshot):
@@ -146,7 +143,6 @@ def _needs_step(other: EventRecord, record: EventRecord, step: StepConfig, snaps
 
 
 def _events_sharing_step(record: EventRecord, run: StepRun, snapshot: AgentSnapshot) -> list[EventRecord]:
-    """The other events for which the same run of this step counts."""
     holder = record.holder_of(run.step)
     others = (other for other in snapshot.open_records if other.key != record.key and other.step_run(run.step))
     return [other for other in others if other.holder_of(run.step) == holder]

@@ -106,7 +106,6 @@ class EventWatcher:
         return is_answered
 
     def _record_poll(self) -> bool:
-        """Calls `on_poll` and records the latest poll; returns whether it was answered."""
         before, self._answered_at = self._answered_at, self._client.answered_at
         if self._answered_at is None or self._answered_at == before:
             self._report_problem(self._client.last_error or "the endpoint gave no usable answer")

@@ -198,10 +198,9 @@ def _noun_of(path: str) -> str:
 
 
 class _NounRouter:
-    """An ASGI app that calls the route of a request, of the routes with the same noun.
+    """An ASGI app that calls the route of a request, of the routes with the same noun."""
 
-    A starlette router compares paths one after the other, which takes long with the whole table.
-    """
+    # A starlette router compares paths one after the other, which takes long with the whole table.
 
     def __init__(self, routes_by_noun: Mapping[str, Sequence[BaseRoute]]) -> None:
         self._routers = {noun: Router(routes, redirect_slashes=False) for noun, routes in routes_by_noun.items()}

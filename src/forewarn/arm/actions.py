@@ -73,10 +73,7 @@ def _set_request_handler(
     operation: RequestedOperation,
     body_type: type[InstanceIdsBody] | type[ReimageInstancesBody] | type[RequiredInstanceIdsBody],
 ) -> ArmHandler:
-    """Without ids the operation is for all eligible instances: a start for those that do not run.
-
-    A flexible set knows only the deletion of some of its VMs, as on Azure.
-    """
+    # A flexible set knows only the deletion of some of its VMs, as on Azure.
 
     async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
         if operation is not RequestedOperation.DELETE:

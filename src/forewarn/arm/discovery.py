@@ -52,10 +52,7 @@ async def show_signing_keys(dependencies: Dependencies, call: ArmCall) -> ArmRes
 
 
 def _cloud_metadata(sign_in: TokenService, base: str) -> dict[str, Any]:
-    """The keys of the 2022 and the 2015 format in one object.
-
-    Clients of each fail if one of theirs is missing.
-    """
+    # Clients of each fail if one of theirs is missing.
     return {
         "name": "forewarn",
         "resourceManager": base,

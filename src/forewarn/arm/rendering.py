@@ -151,10 +151,7 @@ def _resource_header(resource: str, name: str, kind: str, vm: Vm) -> JsonObject:
 
 
 def _machine_properties(vm: Vm) -> JsonObject:
-    """The properties that VMs and instances share.
-
-    Clients crash without the empty lists, and would follow the links in others.
-    """
+    # Clients crash without the empty lists, and would follow the links in others.
     return {
         "vmId": vm.vm_id,
         "provisioningState": "Succeeded",
@@ -215,10 +212,8 @@ def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
 
 
 def _maintenance_status(events: Sequence[Event]) -> JsonObject:
-    """The value of `maintenanceRedeployStatus` for these events of a VM; empty if none is scheduled.
-
-    From the first publication until the earliest NotBefore, the owner of the VM may start the maintenance.
-    """
+    """The value of `maintenanceRedeployStatus` for these events of a VM; empty if none is scheduled."""
+    # From the first publication until the earliest NotBefore, the owner of the VM may start the maintenance.
     pending = [event for event in events if event.status is EventState.SCHEDULED]
     if not pending:
         return {}

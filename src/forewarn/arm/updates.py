@@ -173,11 +173,8 @@ def _target_value(sent: JsonObject, rendered: JsonObject, path: MemberPath, is_w
 
 
 def _changed_fields(new: VmSettingsChange, vms: Sequence[Vm]) -> dict[str, Any]:
-    """The fields of `new` that differ from the settings of any of these VMs.
-
-    For a PUT the caller passes only the first VM: sending back what a GET showed must change nothing, even in a set
-    whose VMs differ.
-    """
+    # For a PUT the caller passes only the first VM: sending back what a GET showed must change nothing, even in a set
+    # whose VMs differ.
     settings = [current_settings(vm) for vm in vms]
     return {
         name: value

@@ -113,7 +113,6 @@ def names_in_certificate(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def _is_loopback_name(name: str) -> bool:
-    """Return whether this is a loopback address, `localhost`, or a name below it; give it in lower case."""
     try:
         return ip_address(name).is_loopback
     except ValueError:

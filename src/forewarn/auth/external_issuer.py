@@ -38,8 +38,6 @@ _MIN_RSA_BITS = 2048
 
 
 class _VerificationKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A public key of the issuer, and the algorithms it may be used with."""
-
     public: rsa.RSAPublicKey | ec.EllipticCurvePublicKey
     algorithms: frozenset[str]
 
@@ -242,11 +240,8 @@ def _app_id(payload: _ExternalPayload) -> str | None:
 
 
 def _is_app_token(payload: _ExternalPayload) -> bool:
-    """Return whether the token belongs to an app rather than to a person.
-
-    `idtyp` decides, or a subject that is the app itself. Otherwise the token must look like Azure's tokens for apps: a
-    tenant, the same `oid` and `sub`, and no claim that names a person or a delegated scope.
-    """
+    # `idtyp` decides, or a subject that is the app itself. Otherwise the token must look like Azure's tokens for apps:
+    # a tenant, the same `oid` and `sub`, and no claim that names a person or a delegated scope.
     if payload.idtyp:
         return payload.idtyp == "app"
     if payload.sub and payload.sub == _app_id(payload):

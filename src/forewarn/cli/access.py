@@ -188,7 +188,6 @@ def _with_prefix(prefix: str, value: str | None) -> str | None:
 
 
 def _exactly_one(message: str, *given: str | None) -> str:
-    """The one value that is not None; raises Rejected with this message if none or several are given."""
     found = [value for value in given if value is not None]
     if len(found) != 1:
         raise Rejected(message)

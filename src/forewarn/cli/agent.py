@@ -176,7 +176,6 @@ def _repair_document(done: JournalRepair) -> JsonObject:
 
 
 def _print_repair(call: Invocation, journal: Path, done: JournalRepair) -> None:
-    """Print the answer of `agent repair` as text: what was kept, then each loss; or that it was undamaged."""
     if done.damaged_copy is None:
         call.output.print_line(f"{journal} is not damaged: nothing was changed.")
         return
@@ -262,7 +261,6 @@ def _state_from_journal(config: AgentConfig) -> JsonObject:
 
 
 def _event_explanations(config: AgentConfig, id_prefix: str) -> list[JsonObject]:
-    """Return what the agent did, by its journal, for the event whose id begins with `id_prefix`."""
     rules = {rule.name: rule for rule in config.rules}
     is_running = is_journal_locked(config.journal_path)
     records = _find_records(config, id_prefix)
@@ -335,7 +333,6 @@ def _rule_conditions(rule: RuleConfig) -> str:
 
 
 def _rule_bounds(rule: RuleConfig) -> Iterator[str]:
-    """The rule's limits on the event's duration and on the time left."""
     for text, bound in (
         (", taking {} or more", rule.min_duration_s),
         (", taking {} or less", rule.max_duration_s),
@@ -351,7 +348,6 @@ def _dry_run_document(dry_run: DryRun) -> JsonObject:
 
 
 def _print_dry_runs(call: Invocation, vm: str, dry_runs: Sequence[DryRun]) -> None:
-    """Print as text what the agent would do for each event of the VM `vm`; a sentence if there is none."""
     if not dry_runs:
         call.output.print_line(f"No event is pending for {vm}: nothing would be done.")
     for dry_run in dry_runs:
@@ -410,7 +406,6 @@ def _agent_event_row(call: Invocation, event: JsonObject, state: JsonObject) -> 
 
 
 def _current_activity(event: JsonObject, now: float, *, is_agent_running: bool) -> str:
-    """The steps that have begun and not ended, else what the event waits for, else all steps' states."""
     runs = [(step["name"], phase, step[phase]) for step in event["steps"] for phase in ("do", "undo") if step[phase]]
     begun = [_step_phase_name(name, phase) for name, phase, run in runs if run["state"] == "begun"]
     if begun:

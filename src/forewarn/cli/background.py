@@ -41,15 +41,12 @@ _NOT_FOR_THE_CHILD = frozenset({"detach", "wait_ready"})
 
 @dataclass(frozen=True, slots=True)
 class _DetachedService:
-    """A lab that `up --detach` started: its process id and the options that it was started with."""
-
     pid: int
     arguments: tuple[str, ...]  # options of `forewarn up`, without --data
     directory: str  # the working directory, to which paths in the options are relative
 
     @classmethod
     def load(cls, data: Path) -> _DetachedService | None:
-        """The service that was detached last in this data directory, running or not; None if there is none."""
         try:
             found = json.loads((data / _DETACHED_FILE).read_text(encoding="utf-8"))
             return cls(int(found["pid"]), tuple(found["arguments"]), str(found["directory"]))
@@ -57,7 +54,6 @@ class _DetachedService:
             return None
 
     def save(self, data: Path) -> None:
-        """Write it to the data directory, which must exist."""
         (data / _DETACHED_FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
@@ -141,10 +137,8 @@ def _still_starting(pid: int, timeout_s: float) -> Unavailable:
 
 @contextmanager
 def _sole_starter(call: Invocation, data: Path) -> Iterator[None]:
-    """Let no other command start a background service in this data directory; creates it if needed.
-
-    The lock ends with this process; it is on a descriptor that the service does not inherit.
-    """
+    """Let no other command start a background service in this data directory; creates it if needed."""
+    # The lock ends with this process; it is on a descriptor that the service does not inherit.
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(data / _LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -170,11 +164,9 @@ def _is_locked_now(lock: int) -> bool:
 
 
 def _start(data: Path, arguments: tuple[str, ...], directory: Path, *, reads_answer: bool) -> subprocess.Popen[str]:
-    """Start a service, and return once it has locked its data directory or has ended.
-
-    `detached.json` is written only if it has the lock, so that the file never names a process that another service kept
-    from starting.
-    """
+    """Start a service, and return once it has locked its data directory or has ended."""
+    # `detached.json` is written only if it has the lock, so that the file never names a process that another service
+    # kept from starting.
     log = os.open(data / _LOG_FILE, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
     # -P: modules in the current directory must not replace ours.
     command = [sys.executable, "-P", "-m", "forewarn.cli", "up", "--json", "--data", str(data), *arguments]
@@ -202,7 +194,6 @@ def _start(data: Path, arguments: tuple[str, ...], directory: Path, *, reads_ans
 
 
 def _wait_until_ready(call: Invocation, data: Path, child: subprocess.Popen[str]) -> JsonObject:
-    """Wait until the service prints its addresses, and return them."""
     assert child.stdout is not None
     with call.output.stderr.status("starting the lab …"):
         line = _read_line(child, _START_TIMEOUT_S)
@@ -214,7 +205,6 @@ def _wait_until_ready(call: Invocation, data: Path, child: subprocess.Popen[str]
 
 
 def _start_failure(data: Path, child: subprocess.Popen[str]) -> ServiceFailure:
-    """The error for a service that has ended during its start, with the end of its log."""
     log = (data / _LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     lines = log[-_LOG_LINES_SHOWN:] or [f"it ended with status {child.returncode}"]
     return ServiceFailure("\n".join(["the lab did not start:", *(_message(line) for line in lines)]))
@@ -229,7 +219,6 @@ def _message(line: str) -> str:
 
 
 def _read_line(child: subprocess.Popen[str], timeout_s: float) -> str:
-    """The first line that the service prints; "" if it ends before; Unavailable after `timeout_s`."""
     assert child.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
@@ -374,7 +363,6 @@ def _supervisor_pids(data: Path) -> list[int]:
 
 
 def _end_supervisors(data: Path) -> None:
-    """End the programs in VMs; raises Unavailable if one does not end."""
     for pid in _supervisor_pids(data):
         os.kill(pid, signal.SIGTERM)
     if not _wait_until(lambda: not _supervisor_pids(data), _START_TIMEOUT_S):

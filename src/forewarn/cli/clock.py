@@ -54,7 +54,6 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
 
 
 def _speed_factor(text: str) -> float:
-    """Click type of a speed: returns a finite number, 0 or more; raises BadParameter for anything else."""
     try:
         number = float(text)
     except ValueError:

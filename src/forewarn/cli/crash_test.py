@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class _ProfileChoice(click.Choice[str]):
-    """The profiles; a wrong one gets a message with the one that is most like it."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.choices and (close := get_close_matches(str(value), self.choices, n=1)):
             self.fail(f"{value!r} is not a profile: did you mean {close[0]}?", param, ctx)
@@ -51,7 +49,6 @@ class _CrashTestGroup(click.Group):
 
 
 def _json_value(arguments: Sequence[str]) -> str:
-    """Return the value of --json among these arguments; "" if there is none."""
     for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
         if argument == "--json":
             return after

@@ -111,7 +111,6 @@ def make_plan(handler: tuple[str, ...], known: Sequence[Case], options: Mapping[
 
 
 def _check_attachment(handler: tuple[str, ...], options: Mapping[str, Any]) -> None:
-    """Check the options of a handler that runs elsewhere. Raises Rejected, before anything starts."""
     from forewarn.crash_test.preflight import require_vm_name
 
     if handler:

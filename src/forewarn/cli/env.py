@@ -24,13 +24,10 @@ _POWERSHELL_SINGLE_QUOTES = re.compile("['\u2018\u2019\u201a\u201b]")  # all of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShellSyntax:
-    """How one shell quotes a text and sets an environment variable; `variable` does both."""
-
     quote: Callable[[str], str]  # the text as one word that the shell does not interpret
     assignment: str  # a format with the fields `name` and `value`, which is quoted already; without a line end
 
     def variable(self, name: str, value: str) -> str:
-        """The shell's command that sets and exports a variable, with its value quoted."""
         return self.assignment.format(name=name, value=self.quote(value))
 
 

@@ -77,7 +77,6 @@ def _event_rows(call: Invocation, listed: list[JsonObject]) -> list[list[Cell]]:
 
 
 def _watch_events(call: Invocation, query: QueryParameters, page: JsonObject) -> None:
-    """Print changes until interrupted: a live table, lines in a pipe, or JSON pages."""
     interval_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
     before: list[JsonObject] = []
     with live_area(call, keep_visible=True) as area:
@@ -139,7 +138,6 @@ _NO_EVENT_NAMED = "no event is given: give event ids, or select events with --vm
 
 
 def _selection_options(function: CommandFunction) -> CommandFunction:
-    """Add the arguments that select pending events: by id, or all of a VM, host or rollout."""
     options = (
         click.argument("events", type=non_empty_name, metavar="[EVENT]...", nargs=-1, shell_complete=event_ids),
         click.option("--vm", metavar="VM", shell_complete=vm_names, help="Select all pending events of this VM."),
@@ -190,7 +188,6 @@ def _selection_body(events: tuple[str, ...], selection: Mapping[str, str | None]
 
 
 def _change_events(call: Invocation, verb: str, done: str, body: JsonObject) -> int:
-    """Approve or withdraw the selected events in one call; prints the results, returns the exit code."""
     answer = call.api.post("events", verb, body=body)
     if len(body.get("ids", ())) == 1:
         for refused in answer["refused"]:

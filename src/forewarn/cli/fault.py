@@ -221,7 +221,6 @@ def _print_cleared(call: Invocation, view: JsonObject) -> None:
 
 
 def _print_storm(call: Invocation, storm: JsonObject) -> None:
-    """Print a storm that was just started: a table with a row for each of its faults; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(storm)
     else:

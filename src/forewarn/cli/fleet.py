@@ -296,7 +296,6 @@ def _endpoint_text(vm: JsonObject) -> str:
 
 
 def _print_vm(call: Invocation, vm: JsonObject) -> None:
-    """Print one VM, the API's view of it, as text: its facts, then a table of its events if it has any."""
     now = call.api.now()
     call.output.print_line(bold(vm["name"]))
     call.output.print_facts((name, value) for name, value in _vm_facts(vm, now) if str(value))
@@ -339,7 +338,6 @@ def _polling_text(vm: JsonObject, now: float) -> str:
 
 
 def _print_host(call: Invocation, host: JsonObject, what: str) -> None:
-    """Print a sentence about one host and what was done to it, such as "added"; with --json the host."""
     if call.output.as_json:
         call.output.print_json(host)
     else:

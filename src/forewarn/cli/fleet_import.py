@@ -86,7 +86,6 @@ def _write_file(path: Path, text: str) -> None:
 
 
 def _print_found(call: Invocation, found: ImportedFleet, path: Path | None) -> None:
-    """Print hosts, VMs and notes, and what to do with the file; with --json one object if it has one."""
     if call.output.as_json:
         if path is not None:
             call.output.print_json(_view(found, path))

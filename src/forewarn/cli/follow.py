@@ -85,7 +85,6 @@ def follow(
 def _print_new_entries(
     call: Invocation, seq: int, *, wait_s: int, quiet: bool, entries_of: HistoryFilter
 ) -> JsonObject:
-    """Print a page of the entries after number `seq` unless `quiet`, and return it."""
     page = wait_for_entries(call, seq, wait_s=wait_s, entries_of=entries_of)
     if page["entries"] and not quiet:
         print_entries(call, page["entries"], call.api.now())

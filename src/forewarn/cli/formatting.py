@@ -168,7 +168,6 @@ def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
 
 
 def _short_waiting_reason(event: JsonObject, now: float) -> str:
-    """The waiting reason for a table, where the column beside it already shows the end of the notice."""
     wait = event["waits_for"]
     return "an approval" if wait and wait["reason"] == "notice" else waiting_reason(event, now)
 

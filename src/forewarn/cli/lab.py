@@ -98,7 +98,6 @@ def down(call: Invocation) -> None:
 
 
 def _lab(call: Invocation, *, taps: bool) -> VmLab:
-    """The lab in the data directory; Refused if that holds another lab or service."""
     from forewarn.lab.vms.layout import VmLab
     from forewarn.service.data_directory import DATABASE_FILE
 
@@ -115,7 +114,6 @@ def _lab(call: Invocation, *, taps: bool) -> VmLab:
 
 
 def _remove(lab: VmLab) -> int:
-    """End the guests of a lab whose service has ended, and remove the lab; return how many guests ran."""
     from forewarn.lab.vms.machines import end_guests, remove_files
     from forewarn.lab.vms.network import remove_network
     from forewarn.service.data_directory import DataDirectory
@@ -136,7 +134,6 @@ def _remove(lab: VmLab) -> int:
 
 
 def _options(lab: VmLab, console: str | None) -> tuple[str, ...]:
-    """The options of `forewarn up` that start the service of this lab."""
     options = ("--config", str(lab.settings_file), "--fleet", str(lab.fleet_file))
     return (*options, "--console", console) if console is not None else options
 

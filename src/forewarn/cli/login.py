@@ -83,7 +83,6 @@ def _prompt_for_secret(client_id: str) -> str:
 
 
 def _try_profile(profile: Profile) -> JsonObject:
-    """Sign in and return the caller's identity, which a client without any role gets too."""
     if profile.secret_file:
         read_secret_file(Path(profile.secret_file))
     return ApiClient(RemoteTransport(profile)).get("access", "me")
@@ -137,7 +136,6 @@ def profiles(call: Invocation) -> None:
 
 
 def _is_selected(selection: RemoteSelection, name: str, profile: Profile) -> bool:
-    """Whether a command would use this profile now."""
     if selection.profile:
         return selection.profile == name
     return bool(selection.server) and str(parse_server_url(selection.server)) == profile.server

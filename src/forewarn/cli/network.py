@@ -34,7 +34,6 @@ def network() -> None:
 
 
 def _source_options(function: CommandFunction) -> CommandFunction:
-    """Add the options that name interfaces."""
     options = (
         click.option("--tap", "taps", multiple=True, metavar="VM=DEVICE", help="Name a VM's routed tap; repeatable."),
         click.option(
@@ -165,7 +164,6 @@ def _state_file(options: dict[str, Any]) -> Path:
 
 
 def _reader(call: Invocation, options: dict[str, Any]) -> ReadInterfaces:
-    """A function that reads all sources; VMs are checked against the fleet if a service answers."""
     from forewarn.guest_network.interfaces import Attachment, parse_option
     from forewarn.guest_network.sources import InterfaceSources
 
@@ -188,7 +186,6 @@ def _check_with_fleet(call: Invocation, named: NamedInterfaces, sources: Interfa
 
 
 def _listener_differences(call: Invocation, planned: NetworkPlan) -> list[str]:
-    """The planned listeners that a running service lacks or has not opened, in words."""
     from forewarn.guest_network.plan import listener_tables
     from forewarn.metadata.listener_config import parse_listeners
 

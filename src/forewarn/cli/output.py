@@ -185,7 +185,6 @@ def column_widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
 
 
 def _align_columns(rows: Sequence[Sequence[Text]]) -> list[str]:
-    """One plain line per row, with each column as wide as its widest cell, and two blanks between columns."""
     widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.plain + " " * (width - cell.cell_len) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -57,7 +57,6 @@ def _send_maintenance_request(
     short_notice: bool = False,
     dry_run: bool = False,
 ) -> int:
-    """Send a maintenance request for these VMs, print the result, and with `wait` follow it to its end."""
     if notice_s == 0 and not short_notice:
         raise Rejected(_ZERO_NOTICE)
     if short_notice and notice_s is None:

@@ -156,7 +156,6 @@ def _is_undelivered(event: JsonObject) -> bool:
 
 
 def _recipients(event: JsonObject, scopes: list[JsonObject]) -> str:
-    """The VMs that see the event: every VM of its scope (spec §7.2)."""
     if event["given_at"] is None and event["status"] == "over":
         return "no VM"
     scope = next((scope for scope in scopes if scope["id"] == event["scope"]), None)
@@ -215,7 +214,6 @@ _STATE_CLAUSES = {"failed": "failed", "canceled": "was canceled"}
 
 
 def _progress_line(call: Invocation, events: list[JsonObject]) -> RenderableType:
-    """One line about the first event that is not over, and how many more there are."""
     now = call.api.now()
     live = [event for event in events if event["status"] != "over"]
     if not live:

@@ -139,7 +139,6 @@ def lift_hold(call: Invocation) -> None:
 
 
 def _print_hold(call: Invocation, view: JsonObject) -> None:
-    """Print a note if all rollouts are on hold; `view` is that of a rollout."""
     if view["hold"]:
         call.output.print_note(f"all rollouts are on hold: {view['hold']}")
 
@@ -162,7 +161,6 @@ def wait_for_rollout(call: Invocation, rollout_id: str) -> int:
 
 
 def _print_progress(call: Invocation, view: JsonObject, printed: list[str]) -> None:
-    """In a pipe, print one line per change instead of the bar; `printed` holds the lines so far."""
     line = _progress_line(view).plain
     if not call.output.as_json and not call.output.is_terminal and printed[-1:] != [line]:
         printed.append(line)
@@ -284,7 +282,6 @@ def _rollout_hints(shown: str, *, paused: bool) -> list[tuple[str, str]]:
 
 
 def _print_rollouts(call: Invocation, page: JsonObject) -> None:
-    """Print a table of the API's page of rollouts, or a sentence if there are none; JSON with --json."""
     if call.output.as_json:
         call.output.print_json(page)
     elif page["rollouts"]:

@@ -159,7 +159,6 @@ def _wave_rows(view: JsonObject, keys: list[str]) -> Iterator[list[Cell]]:
 
 
 def _wave_vms(wave: JsonObject) -> str:
-    """Return the number of VMs of a wave, with their names if these are short."""
     names = ", ".join(wave["vms"])
     if not wave["size"]:
         return "none"
@@ -179,7 +178,6 @@ def _short_time(at: float | None, now: float) -> str:
 
 
 def _body(call: Invocation, file: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of the call, from a file or from options."""
     given = {name: value for name, value in options.items() if value not in (None, False, ())}
     if file is not None:
         if given:

@@ -125,14 +125,10 @@ _COMMAND_MODULES = {name: module for section in HELP_SECTIONS.values() for name,
 
 
 class _RootCommand(click.Group):
-    """The root click group: imports a command's module on first use and maps errors to exit codes."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands, in the order of the help. Imports none of them."""
         return list(_COMMAND_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of a command and return the command; None if the name is unknown."""
         module_name = _COMMAND_MODULES.get(cmd_name)
         if module_name is None:
             return None
@@ -143,14 +139,12 @@ class _RootCommand(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write all commands, by section, each with its short help, to the formatter. Imports their modules."""
         for title, names in HELP_SECTIONS.items():
             commands = ((name, self.get_command(ctx, name)) for name in names)
             with formatter.section(title):
                 formatter.write_dl([(name, c.get_short_help_str(70)) for name, c in commands if c is not None])
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Run the command line and exit; errors go to stderr as a sentence, or as JSON with --json."""
         kwargs["standalone_mode"] = False
         call = kwargs["obj"] = Invocation()
         # Usage errors are raised before the option callbacks run, and they too must respect --json.
@@ -176,7 +170,6 @@ class _RootCommand(click.Group):
 
 
 def _arguments_before_separator(args: Sequence[str] | None) -> Iterator[str]:
-    """The arguments before a `--`; those after it belong to another program."""
     return takewhile(lambda argument: argument != "--", sys.argv[1:] if args is None else args)
 
 
@@ -205,7 +198,6 @@ def _print_usage_error(error: click.ClickException, output: Output, arguments: I
 
 
 def _similar_command_hint(message: str, ctx: click.Context) -> str:
-    """A "Did you mean" sentence for an unknown command, or an empty string."""
     if not message.startswith("No such command") or not isinstance(ctx.command, _RootCommand):
         return ""
     typed = message.split("'")[1]

@@ -27,7 +27,6 @@ _ENABLEMENT_CHOICE = click.Choice(["on-request", "always"])
 
 
 def _settings_options(function: CommandFunction) -> CommandFunction:
-    """Add the options that `up` and `serve` share; each overrides the environment and the settings file."""
     options = (
         click.option(
             "--config", type=click.Path(path_type=Path), metavar="FILE", help="Read this settings file (TOML)."
@@ -145,7 +144,6 @@ def run_service_command(call: Invocation, command: str, options: dict[str, Any],
 
 
 def _run_control_node(call: Invocation, settings: Settings) -> None:
-    """Run a control node until a signal stops it, and print its name and addresses once it is served."""
     from forewarn.service.node_wiring import ControlNodeProcess
     from forewarn.service.run import run_control_node
 

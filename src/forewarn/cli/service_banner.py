@@ -54,7 +54,6 @@ def print_service(output: Output, info: JsonObject, link: str = "") -> None:
 
 
 def _stop_text(*, is_here: bool, has_real_vms: bool) -> str:
-    """Return how the service is stopped, and what stays; `is_here`: it runs in this process."""
     if has_real_vms:
         command = "Ctrl-C" if is_here else "`forewarn lab down`"
         return f"{command} ends the guests, and removes the lab with all its data."
@@ -107,7 +106,6 @@ def print_status(output: Output, info: JsonObject) -> None:
 
 
 def _first_steps(endpoints: list[tuple[str, str]], vms: int) -> list[tuple[str, str]]:
-    """Commands to try next, with a VM of this fleet."""
     if not endpoints and vms:
         return [("forewarn fleet show", "show the VMs"), ("forewarn events --watch", "watch their events")]
     if not endpoints:
@@ -121,7 +119,6 @@ def _first_steps(endpoints: list[tuple[str, str]], vms: int) -> list[tuple[str, 
 
 
 def _clock_text(info: JsonObject) -> str:
-    """The time of a lab whose clock differs from real time, and how; "" for any other service."""
     now, speed, ahead_s = info["now"], info["speed"], info["now"] - time.time()
     differences = []
     if abs(ahead_s) >= _MIN_CLOCK_DIFFERENCE_S:

@@ -33,7 +33,6 @@ def store() -> None:
 
 @contextmanager
 def _require_driver(command: str) -> Iterator[None]:
-    """Context manager for imports; raises Rejected if the driver of PostgreSQL is not installed."""
     try:
         with require_server_extra(command):
             yield

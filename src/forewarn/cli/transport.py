@@ -101,7 +101,6 @@ class BearerToken:
 
 
 def _fetch_token(profile: Profile, connect: ConnectFunction, now: float) -> BearerToken:
-    """Sign in with a profile's client secret; returns an access token."""
     issuer, scope = profile.issuer, profile.scope
     if not (issuer and scope):
         found = _get_json(f"{profile.server}{_METADATA_PATH}", connect)
@@ -253,7 +252,6 @@ class RemoteTransport:
 
 
 def _tls_context(ca: str, *, also_system: bool) -> ssl.SSLContext:
-    """Trusts the CA in this file alone, or the system's CAs too (for an issuer elsewhere)."""
     if not ca:
         return ssl.create_default_context()
     try:

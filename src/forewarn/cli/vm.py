@@ -21,7 +21,6 @@ def vm() -> None:
 
 
 def _vm_options(function: CommandFunction) -> CommandFunction:
-    """Add the options that `run` and `shell` share."""
     options = (
         click.argument("name", metavar="VM", shell_complete=vm_names),
         click.option("--netns", metavar="PATH|NAME", help="Join this network namespace, unchanged."),

@@ -50,10 +50,8 @@ class _EventChange:
     when_done: Callable[[], None] = field(default=_no_callback, repr=False, compare=False)
 
     def done(self) -> None:
-        """Marks the change as handled, so that it is not delivered again; durable with a cursor file.
-
-        Any thread may call it, also repeatedly. If the file cannot be written, that is only logged.
-        """
+        """Marks the change as handled, so that it is not delivered again; durable with a cursor file."""
+        # Any thread may call it, also repeatedly. If the file cannot be written, that is only logged.
         self.when_done()
 
 

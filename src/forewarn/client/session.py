@@ -49,10 +49,8 @@ OLDEST_COMPLETE_VERSION = next(
 
 
 def _fallback_version(tried: str, response: HttpResponse, ours: Sequence[str]) -> str | None:
-    """The older version to try after the answer rejected `tried`; None if it did not, or none is left.
-
-    The result is always older than `tried`, so that the negotiation ends.
-    """
+    """The older version to try after the answer rejected `tried`; None if it did not, or none is left."""
+    # The result is always older than `tried`, so that the negotiation ends.
     older = [version for version in ours if version < tried]
     if response.status == 404 and b"invalid version" in response.body.lower():
         return max(older, default=None)
@@ -203,11 +201,9 @@ class ClientSession:
         return answer
 
     def _confirm_time(self, etag: str) -> Flow[None]:
-        """Asks for more answers until they agree about the time; gives up after a few, or if one fails.
-
-        Then the estimate stays, and the next polls decide. Documents in these answers are ignored: the next poll gets
-        them.
-        """
+        """Asks for more answers until they agree about the time; gives up after a few, or if one fails."""
+        # Then the estimate stays, and the next polls decide. Documents in these answers are ignored: the next poll gets
+        # them.
         for _ in range(_MAX_TIME_REQUESTS):
             try:
                 response = yield from self._send_negotiated(

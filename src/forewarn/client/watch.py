@@ -37,11 +37,10 @@ _FAILURES_BEFORE_WARNING = 3  # in a row
 
 
 class _CursorStore:
-    """Keeps a watcher's cursor in `cursor`, and writes it to the file at `path` whenever it changes.
+    """Keeps a watcher's cursor in `cursor`, and writes it to the file at `path` whenever it changes."""
 
-    Threads may mark changes as handled in any order. A write that fails after `save_initial` is only logged: changes
-    may then be delivered again.
-    """
+    # Threads may mark changes as handled in any order. A write that fails after `save_initial` is only logged: changes
+    # may then be delivered again.
 
     def __init__(self, path: Path | None, cursor: WatchCursor) -> None:
         self.cursor = cursor

@@ -143,7 +143,6 @@ class ClusterControl:
         return self.streams.registry.wait_text(host_id(host), host, asyncio.get_running_loop().time())
 
     def _host_silences(self) -> dict[str, HostSilence]:
-        """The latest silences of nodes, by the name of their host, as of a second ago at most."""
         now = asyncio.get_running_loop().time()
         if now - self._silences_at >= _SILENCES_S:
             self._silences_at = now
@@ -163,7 +162,6 @@ class ClusterControl:
         return self.streams.host_scopes(host_key, vm_key)
 
     def _failed_moves(self, act: Act) -> Iterator[Act]:
-        """The moves of the act's VM that have failed since the last one that succeeded, oldest first."""
         placement, store = self._control.placement, self._control.store
         if not placement.has_vm(act.vm):
             return

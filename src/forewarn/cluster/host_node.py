@@ -282,7 +282,6 @@ class HostNode:
             self._server.show(changes)
 
     async def _begin_to_serve(self, begin: BeginServing) -> None:
-        """Open the frontend with the rules of the active node, show all facts, and accept connections."""
         try:
             config = _frontend_config(self._config.frontend, begin)
             frontend = self.frontend = MetadataFrontend(
@@ -368,7 +367,6 @@ class HostNode:
         )
 
     async def _send_report(self, report: SeenReport, *, within_s: float) -> bool:
-        """Send a report until it is answered; False if it was not, and must be sent again."""
         self._unanswered = report
         subject = self._subjects.seen(self._config.host)
         try:
@@ -426,7 +424,6 @@ def _decoded(payload: bytes) -> FromActive | None:
 
 
 def _frontend_config(own: FrontendConfig, begin: BeginServing) -> FrontendConfig:
-    """Return this node's own settings of sockets and workers, with the rules of the active node."""
     return FrontendConfig(
         workers=own.workers,
         listeners=own.listeners,

@@ -72,7 +72,6 @@ class HostReports:
 
 
 def _observing_hypervisor(hypervisor: Hypervisor) -> ObservingHypervisor | None:
-    """Return the hypervisor if it lists VMs, and its `observe_interval_s` is above 0; else None."""
     if isinstance(hypervisor, ObservingHypervisor) and hypervisor.observe_interval_s > 0:
         return hypervisor
     return None

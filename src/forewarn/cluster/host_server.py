@@ -63,7 +63,6 @@ class HostServer:
             del self._addresses[scope_id]
 
     def _assign_named_places(self) -> None:
-        """Assign the places for which a listener names a VM, if exactly one VM of this host has the name."""
         if not self._named_places:
             return
         find = _name_index(self._facts)
@@ -79,7 +78,6 @@ class HostServer:
 
 
 def _name_index(facts: HostFacts) -> Callable[[str], list[str]]:
-    """Return a function from a VM's name, `group/name` or key, ignoring letter case, to keys of VMs."""
     keys: dict[str, list[str]] = {}
     for scope in facts.scopes.values():
         for key in scope.update.vms:

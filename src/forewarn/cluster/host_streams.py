@@ -447,7 +447,6 @@ def _host_key(subject: str) -> str:
 
 
 def _in_parts(facts: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Divide encoded facts into parts of about MAX_PART_BYTES; without facts there is one empty part."""
     part: list[bytes] = []
     size = 0
     for fact in facts:
@@ -460,5 +459,4 @@ def _in_parts(facts: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def _raw(facts: Iterable[bytes]) -> tuple[Any, ...]:
-    """The facts as parts of a message, without encoding them again."""
     return tuple(cast(Any, msgspec.Raw(fact)) for fact in facts)

@@ -100,11 +100,9 @@ def _next_in_order(progress: MoveProgress) -> MoveStep | None:
 
 
 def _next_without_destination(progress: MoveProgress) -> MoveStep | None:
-    """The next step of a move whose destination is down, which certainly does not run the VM.
-
-    The source must not release it any more; if it has done so, as before a restart of the active node, it takes the VM
-    back. A source that has failed, or was fenced, has nothing to take back.
-    """
+    """The next step of a move whose destination is down, which certainly does not run the VM."""
+    # The source must not release it any more; if it has done so, as before a restart of the active node, it takes the
+    # VM back. A source that has failed, or was fenced, has nothing to take back.
     if progress.given.release is MoveRelease.FENCED:
         return None
     if MoveStep.WITHDRAW not in progress.reports:
@@ -191,7 +189,6 @@ def _is_ok(progress: MoveProgress, step: MoveStep) -> bool:
 
 
 def _outcome(progress: MoveProgress) -> ActDone:
-    """Return how the move ended: what the failed step says, else what the steps of a success say."""
     answers = progress.answers
     if progress.lost_destination:
         back = answers.get(MoveStep.RETURN) or answers.get(MoveStep.WITHDRAW)  # after a restart, only the latter

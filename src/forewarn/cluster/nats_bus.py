@@ -374,7 +374,6 @@ def _tls_context(settings: NatsSettings) -> ssl.SSLContext:
 
 
 def _credential_options(settings: NatsSettings, check_tls: Callable[[], None]) -> dict[str, Any]:
-    """The options that sign in with the credentials file. `check_tls` is called before a password is sent."""
     path = settings.credentials
     try:
         text = Path(path).read_text(encoding="utf-8")

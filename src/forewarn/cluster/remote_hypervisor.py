@@ -210,11 +210,9 @@ class RemoteHypervisor:
             await self._view.settlements.keep_returning(act)
 
     async def _settle_failed_moves(self, act: Act, now: float) -> str | StepWait:
-        """Make sure that given-up moves of this VM never complete later; return the host that it is on.
-
-        A node that was out of reach may still have completed one. What was found is durable before the act begins, and
-        is not asked again: afterwards the VM is where the act brings it.
-        """
+        """Make sure that given-up moves of this VM never complete later; return the host that it is on."""
+        # A node that was out of reach may still have completed one. What was found is durable before the act begins,
+        # and is not asked again: afterwards the VM is where the act brings it.
         moved_to, settlements = "", self._view.settlements
         for stored in self._view.failed_moves(act):
             failed = replace(stored, from_host=moved_to or stored.from_host)  # from where its steps were ordered
@@ -229,7 +227,6 @@ class RemoteHypervisor:
         return moved_to or act.from_host
 
     async def _settle(self, failed: Act, now: float) -> str | StepWait:
-        """Undo a move that was given up, or complete it; return where the VM is then, "" if it did not move."""
         if failed.from_host == failed.to_host:
             return ""  # it never began: an earlier move had brought the VM there
         if self._view.settlements.is_returning(failed):
@@ -254,11 +251,9 @@ class RemoteHypervisor:
         return failed.to_host if arrived.done.ok else ""
 
     async def _take_back(self, failed: Act, now: float) -> str | StepWait:
-        """Let the source take back a VM that its destination, which is down, never ran; then "".
-
-        That it takes the VM back is durable before it is ordered: a destination that is up again does not know that it
-        has lost the VM.
-        """
+        """Let the source take back a VM that its destination, which is down, never ran; then ""."""
+        # That it takes the VM back is durable before it is ordered: a destination that is up again does not know that
+        # it has lost the VM.
         await self._view.settlements.keep_returning(failed)
         try:
             taken_back = await self._order(failed.from_host, failed, now, MoveStep.RETURN)
@@ -273,11 +268,9 @@ class RemoteHypervisor:
         return ""
 
     async def _settle_by_destination(self, failed: Act, now: float, *, may_run_there: bool) -> str | StepWait:
-        """Decide by the destination: what was not activated there never will be.
-
-        `may_run_there` False: the source has not released the VM, and never will, nor was it fenced. Then the answer of
-        the destination does not matter.
-        """
+        """Decide by the destination: what was not activated there never will be."""
+        # `may_run_there` False: the source has not released the VM, and never will, nor was it fenced. Then the answer
+        # of the destination does not matter.
         try:
             undone = await self._order(failed.to_host, failed, now, MoveStep.UNDO)
         except _NodeSilent as silent:
@@ -317,10 +310,8 @@ class RemoteHypervisor:
         step: MoveStep | None = None,
         given: MoveHandover = MoveHandover(),
     ) -> StepReport:
-        """Send an order to the node of a host and return its report. _NodeSilent if it does not answer.
-
-        _LeaseUnsure if the lease is not certainly held, which is checked right before each time that it is sent.
-        """
+        """Send an order to the node of a host and return its report. _NodeSilent if it does not answer."""
+        # _LeaseUnsure if the lease is not certainly held, which is checked right before each time that it is sent.
         self._require_lease()
         view = self._view
         scopes = view.host_scopes(host_id(host), act.vm)

@@ -68,8 +68,6 @@ FollowerAction: TypeAlias = SendJoin | AskPart | InstallState | ApplyFacts
 
 @dataclass(slots=True)
 class _PartialState:
-    """A state of which not all parts have arrived."""
-
     accepted: JoinAccepted
     parts: dict[int, tuple[HostFact, ...]]
     progress_at: float
@@ -254,7 +252,6 @@ class StreamFollower:
         return self._join("new source", now)
 
     def _join(self, reason: str, now: float) -> list[FollowerAction]:
-        """Ask for the state. While it is awaited already, a further doubt makes the awaited one useless."""
         self._behind = None
         self.joins[reason] = self.joins.get(reason, 0) + 1
         if not self.is_joining:
@@ -278,7 +275,6 @@ class StreamFollower:
         return [AskPart(state.accepted.join_id, missing)]
 
     def _complete(self, state: _PartialState, now: float) -> list[FollowerAction]:
-        """Show the state, then the updates that came after it. If one of them is missing, join again."""
         accepted = state.accepted
         facts = tuple(fact for index in range(accepted.parts) for fact in state.parts[index])
         self.position, self._state, self._join_reason = accepted.position, None, ""

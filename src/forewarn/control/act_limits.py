@@ -94,7 +94,6 @@ class HostLimiter:
 
 
 def _slot_keys(act: Act) -> list[_SlotKey]:
-    """Return the keys of the slots that the act takes: each of its hosts, and their pair if it has two."""
     hosts = [host for host in dict.fromkeys((act.from_host, act.to_host)) if host] or [""]
     pair = [(act.verb, hosts[0], hosts[1])] if len(hosts) == 2 else []
     return [*pair, *((act.verb, host, "") for host in hosts)]

@@ -121,7 +121,6 @@ class _JoinedSet:
 
 
 def _joined_set(new_vm: NewVm, store: Store, group: tuple[str, str]) -> _JoinedSet | None:
-    """Return the set that the VM names, perhaps without VMs; None if it names none."""
     named = [(key, getattr(new_vm, key).casefold()) for key in _SET_KEYS if getattr(new_vm, key)]
     if not named:
         return None
@@ -149,15 +148,11 @@ def _joined_set(new_vm: NewVm, store: Store, group: tuple[str, str]) -> _JoinedS
 
 
 def _declared_domains(vms: Sequence[Vm], key: str) -> int:
-    """Return how many domains were declared for the set of these VMs; 0 if that is not known."""
     return max((getattr(vm, f"{key}_count") for vm in vms), default=0)
 
 
 def _likely_domains(vms: Sequence[Vm], key: str, *, default: int, given: int | None) -> int:
-    """Return how many domains a set likely has if no number is known: the default, or as many as in use.
-
-    Once a domain has two VMs, the set has no domain that is not in use.
-    """
+    # Once a domain has two VMs, the set has no domain that is not in use.
     in_use = 1 + max((getattr(vm, key) for vm in vms), default=-1)
     likely = in_use if len(vms) > in_use else max(in_use, default)
     return likely if given is None else max(likely, given + 1)
@@ -194,7 +189,6 @@ def _host_table(host: Host) -> dict[str, object]:
 
 
 def _set_table(new_vm: NewVm, key: str, joined: _JoinedSet | None) -> dict[str, object]:
-    """Describe the set by its domains and the settings of its first VM, or of the last removed one."""
     assert joined is not None  # the VM names this set
     table: dict[str, object] = {"name": getattr(new_vm, key)}
     table |= {f"{domain}s": count for domain, count in joined.domain_counts.items()}
@@ -238,7 +232,6 @@ def _auto_approved_operations(approval: AutoApproval) -> list[str]:
 
 
 def _least_used_domain(taken: list[int], count: int) -> int:
-    """Return the domain below `count` that has the fewest VMs, the first of several."""
     vms_per_domain = Counter(taken)
     return min(range(count), key=lambda domain: (vms_per_domain[domain], domain))
 
@@ -258,7 +251,6 @@ def _placement_group_names() -> Iterator[str]:
 
 
 def _toml_lines(keys: dict[str, object]) -> Iterator[str]:
-    """Yield `key = value` lines of TOML without empty values and without a terminate_notification of 0."""
     for key, value in keys.items():
         if value in ("", None, [], {}) or (key == "terminate_notification" and value == 0):
             continue

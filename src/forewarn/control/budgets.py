@@ -136,7 +136,6 @@ class BudgetService:
         return budget
 
     async def _commit_budgets(self, budgets: list[Budget], text: str, who: str) -> None:
-        """Store all budgets and the history entry in one commit, which `on_commit` takes over."""
         entry = HistoryEntry(at=self._transactions.clock.now(), what=EntryKind.BUDGET, who=who, text=text)
         saved = SavedValue(BUDGETS_NAME, msgspec.json.encode(budgets))
         await self._store.commit(Commit(saved=(saved,), entries=(entry,)))
@@ -283,7 +282,6 @@ class BudgetService:
                 self._set_reserved(event_id, _NOTHING)
 
     def _use_budgets(self, budgets: Sequence[Budget]) -> None:
-        """Use these budgets, and count everything again; raises Unavailable if that is not possible now."""
         self._budgets = {budget.key: budget for budget in budgets}
         self.is_used = bool(self._budgets)  # whether there are budgets
         self._is_counted = False  # whether what is counted is that of these budgets and the store
@@ -291,7 +289,6 @@ class BudgetService:
         self._count_if_needed()
 
     def _count_if_needed(self) -> None:
-        """Count everything in the store, if an earlier attempt failed; raises Unavailable."""
         if self._is_counted:
             return
         hosts = self._store.hosts() if self._budgets else []
@@ -313,7 +310,6 @@ class BudgetService:
         self._is_counted = self._was_changed = True
 
     def _track_vm(self, vm: Vm) -> None:
-        """Count a VM in its groups, whose number and place may have changed."""
         key = vm.key
         groups = budget_groups(self._budgets.values(), vm) if vm.removed_at is None else ()
         _, before = self._vms.pop(key, ("", ()))

@@ -46,7 +46,6 @@ def main(status_file: str, *command: str) -> None:
 
 
 def _wait(command_pid: int) -> int | None:
-    """Return the wait status of the command; None if SIGTERM came first."""
     while True:
         pid = -1
         while pid != 0:  # one SIGCHLD may stand for several children

@@ -124,7 +124,6 @@ class ControlPlane:
         self._unsubscribe = self._follow_store(inputs.was_interrupted)
 
     def _create_use_cases(self, transactions: ScopeTransactions, hypervisor: Hypervisor, inputs: ControlInputs) -> None:
-        """Create the services that users and VMs call, on top of those that the reconciler uses."""
         store, clock, new_id = self.store, self.clock, inputs.new_id
         self.requests = RequestService(transactions=transactions, new_id=new_id, verbs=self.verbs)
         self.rollout_requests = RolloutRequestService(
@@ -152,7 +151,6 @@ class ControlPlane:
         self.lab_clock = LabClockService(clock=clock, store=store, reconciler=self.reconciler, polls=inputs.polls)
 
     def _follow_store(self, was_interrupted: bool) -> Callable[[], None]:
-        """Subscribe to commits, and queue what an earlier process left; return the function that unsubscribes."""
         unsubscribe = self.store.subscribe(self._on_commit)
         if was_interrupted and self.store.scope_ids():
             # An earlier process used this store. Events that came due since then wait for the grace period, because

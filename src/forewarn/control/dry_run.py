@@ -197,7 +197,6 @@ def _without_checks(request: MaintenanceRequest) -> MaintenanceRequest:
 
 
 async def _connected_scopes(store: Store, wanted: set[str]) -> dict[str, Scope]:
-    """Load these scopes, and all scopes whose events wait for the same gates."""
     found: dict[str, Scope] = {}
     gates: set[str] = set()
     vms = 0
@@ -221,11 +220,8 @@ async def _connected_scopes(store: Store, wanted: set[str]) -> dict[str, Scope]:
 
 
 def _in_order_of_acts(events: Iterable[Event], act_ids: Sequence[str]) -> list[Event]:
-    """Return the events in the order of their first act in `act_ids`, the others last, as they started.
-
-    The copy queues acts in this order. Acts that end at one instant then end in the same order as in reality, and VMs
-    that move on choose the same destinations.
-    """
+    # The copy queues acts in this order. Acts that end at one instant then end in the same order as in reality, and VMs
+    # that move on choose the same destinations.
     places = {act_id: place for place, act_id in enumerate(act_ids)}
 
     def place(event: Event) -> int:
@@ -338,7 +334,6 @@ async def _run_to_end(control: ControlPlane, request: MaintenanceRequest, approv
 
 
 async def _approve_scheduled(control: ControlPlane, request: MaintenanceRequest) -> None:
-    """Approve what the request has published, until it publishes nothing more at this time."""
     while True:
         scheduled = control.store.events(request_id=request.id, statuses=(EventState.SCHEDULED,))
         pending = [event for event in scheduled if event.approved_at is None]
@@ -357,6 +352,5 @@ def _is_request_over(store: Store, request: MaintenanceRequest) -> bool:
 
 
 def _placeholder_ids() -> Callable[[], str]:
-    """Return a source of ids that no stored thing has, and that sort after all others."""
     numbers = count(1)
     return lambda: f"FFFFFFFF-FFFF-4FFF-BFFF-{next(numbers):012X}"

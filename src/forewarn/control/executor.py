@@ -54,8 +54,6 @@ class FailedAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class _RunningAttempt:
-    """An attempt at an act that the hypervisor has not answered yet."""
-
     task: asyncio.Task[ActDone | ActUnderWay]
     timer: asyncio.TimerHandle  # marks it as unanswered
     began_at: float  # on the event loop's clock
@@ -188,14 +186,12 @@ class ActExecutor:
         return self.answering_acts < self._limits.overall and self._may_act()
 
     def _acquire_or_wait(self, act: Act, queued: QueuedAct) -> bool:
-        """Return whether the act can start now, with its slots taken; otherwise it waits for its VM or a host."""
         if self._needs_failed_host(act):
             self._held[act.id] = queued
             return False
         return self._take_turn(act) and self._host_limiter.acquire_or_wait(act, queued)
 
     def _take_turn(self, act: Act) -> bool:
-        """Return whether the act is the next one of its VM; otherwise it waits for the earlier ones."""
         queue = self._vm_queues.setdefault(act.vm, deque([act.id]))
         if act.id not in queue:
             queue.append(act.id)
@@ -232,7 +228,6 @@ class ActExecutor:
         self._wake()
 
     def _give_up(self, act: Act) -> None:
-        """Forget an act without an outcome, and cancel its attempt; does nothing for an unknown act."""
         if self._acts.pop(act.id, None) is None:
             return
         self.progress.forget(act)
@@ -244,7 +239,6 @@ class ActExecutor:
         self._queue_waiting_acts(act)  # it may be the one that was to take a slot that is free now
 
     def _leave_vm_queue(self, act: Act) -> None:
-        """Remove the act from the queue of its VM, if it is there, so that the next act can start."""
         queue = self._vm_queues.get(act.vm, deque())
         if act.id not in queue:
             return
@@ -256,7 +250,6 @@ class ActExecutor:
             self._queue(queue[0], self._clock.now())
 
     def _queue_waiting_acts(self, act: Act) -> None:
-        """Queue acts that wait for a host of this act, as far as slots there are free."""
         for queued in self._host_limiter.next_waiting(act):
             heapq.heappush(self._due, queued)
 
@@ -311,7 +304,6 @@ class ActExecutor:
             return await self._hypervisor.perform(act, self._clock.now())
 
     def _answer_of_attempt(self, act: Act, task: asyncio.Task[ActDone | ActUnderWay]) -> ActDone | ActUnderWay:
-        """Return the answer of the hypervisor; after an error, when to try again, or that the act has failed."""
         match task.exception():
             case None:
                 return task.result()

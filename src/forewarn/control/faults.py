@@ -165,7 +165,6 @@ class FaultService:
         return fault
 
     async def _apply_at_once(self, fault: Fault) -> Fault:
-        """Apply the fault in each target scope that allows it; Refused if none does."""
         await self._registry.save(replace(self.active, last_number=self.active.last_number + 1))
         entry = self._fault_entry(fault, f"set for {fault.name} by {fault.who}", fault.who)
         if fault.scope_id:
@@ -226,7 +225,6 @@ def _planned_events(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[Pla
 
 
 def _events_per_scope(fault: Fault) -> int:
-    """Return how many events the fault adds to a scope; a reset counts as one."""
     return int(fault.parameter("events")) if fault.kind is FaultKind.SEVERAL_AT_ONCE else 1
 
 
@@ -250,7 +248,6 @@ def _limits_text(spec: FaultSpec, duration_s: float | None) -> str:
 
 
 def _parameter_text(name: str, value: float) -> str:
-    """Return `retry-after 2 s` for `retry_after_s` and 2."""
     return f"{name.removesuffix('_s').replace('_', '-')} {value:g}{' s' if name.endswith('_s') else ''}"
 
 

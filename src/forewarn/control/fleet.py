@@ -125,7 +125,6 @@ class FleetService:
         return found[0]
 
     async def _complete_change(self, change: FleetChange) -> FleetChange:
-        """Return the change with ids for new VMs and, in a lab, addresses for all."""
         known = self._store.vms(removed=True) if self.lab_addresses else []
         free = _loopback_addresses({vm.lab_address for vm in known} | {vm.address for vm in change.vms})
         vms = [self._complete_vm(vm, free) async for vm in _in_turns(change.vms)]
@@ -155,7 +154,6 @@ class FleetService:
         return merge_commits(*scopes, self._host_commit(change), Commit(entries=(_history_entry(change, who, now),)))
 
     def _host_commit(self, change: FleetChange) -> Commit:
-        """Return the part of a change that writes hosts, and that relies on the hosts that VMs come to."""
         placement = self._transactions.placement
         known = {host.name: host for host in placement.hosts()}
         added = tuple(_at_stored_version(host, known.get(host.name)) for host in change.hosts)
@@ -208,7 +206,6 @@ class FleetService:
         return merge_commits(*commits, Commit(entries=(entry,)))
 
     def _require_unused_hosts(self, change: FleetChange) -> None:
-        """Raise Refused if a host to remove has a VM, or if a VM moves to it or to a relocated host."""
         self._require_no_arrivals(change)
         leaving = {vm.key for vm in change.removed}
         for name in change.removed_hosts:
@@ -242,7 +239,6 @@ class FleetService:
 
 
 def _at_stored_version(host: Host, stored: Host | None) -> Host:
-    """Return the host so that it replaces the stored one of its name, or is added."""
     return replace(host, version=stored.version if stored else 0, arrivals=stored.arrivals if stored else 0)
 
 
@@ -261,7 +257,6 @@ def _require_no_started_event(scope: Scope, vm: Vm) -> None:
 
 
 def _history_entry(change: FleetChange, who: str, now: float) -> HistoryEntry:
-    """Return the history entry of a change; it names the VM or host if there is only one."""
     vms = {vm.name for vm in (*change.vms, *change.removed)}
     hosts = {*(host.name for host in change.hosts), *change.removed_hosts}
     vm = next(iter(vms)) if len(vms) == 1 and not hosts else ""

@@ -49,7 +49,6 @@ class GateService:
                 is_first = False  # this batch has changed scopes: read again
 
     async def _reconcile_batch(self, gates: Mapping[str, Gate], behind: GatedEvents) -> None:
-        """Release the gates whose events are all ready; save the next wake-up of the others in one commit."""
         waiting = _events_by_gate(gates, behind)
         wake_times = {
             gate_id: None if gate_id in behind.gates_with_planned else self._wake_at(gate, waiting[gate_id])
@@ -72,11 +71,9 @@ class GateService:
         return self._transactions.is_gate_released(gate.id)
 
     def _has_void_release(self, gate: Gate, waiting: list[Event]) -> bool:
-        """Return whether the gate was released, but none of its events has started since."""
         return gate.released_at is not None and bool(waiting) and not self._is_open(gate)
 
     async def _take_back(self, gate: Gate) -> None:
-        """Store that a gate is not released any more, because nothing behind it has started or is ready now."""
         now = self._transactions.clock.now()
         text = f"the events on host {gate.host} must wait again: all were ready, but none has started"
         entry = _gate_entry(gate, text, now)
@@ -132,7 +129,6 @@ class GateService:
                 await self._save_unready(gates[half:])
 
     def _next_ready_at(self, waiting: list[Event]) -> float | None:
-        """Return _READY_NOW if all these events can start, else the time at which they might, or None."""
         now = self._transactions.clock.now()
         unready = [event.not_before for event in waiting if not event.is_ready(now)]
         if unready and all(event.approved_at is not None or not event.is_ready(now) for event in waiting):

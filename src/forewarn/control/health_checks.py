@@ -189,7 +189,6 @@ class HealthCheckService:
         return next(check for check in rollout.checks if check.name == key[1])
 
     def _due_times(self) -> dict[CheckKey, float]:
-        """Return when each check is due that is not under way and has no result to be stored."""
         due: dict[CheckKey, float] = {}
         for request in self.open_rollouts.values():
             rollout = request.rollout
@@ -260,11 +259,10 @@ def _is_running(request: MaintenanceRequest) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _FigureRead:
-    """Measures a figure that is in the store alone; called in a thread, as it may read many events.
+    """Measures a figure that is in the store alone; called in a thread, as it may read many events."""
 
-    With 100,000 VMs and events, on two busy cores, that took 1.6 to 2.5 s, during which the event loop was held up for
-    0.34 s at most; on the loop itself it took 3 to 5 s.
-    """
+    # With 100,000 VMs and events, on two busy cores, that took 1.6 to 2.5 s, during which the event loop was held up
+    # for 0.34 s at most; on the loop itself it took 3 to 5 s.
 
     check: HealthCheck
     rollout: Rollout

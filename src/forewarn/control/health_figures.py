@@ -90,7 +90,6 @@ def _counts(rollout: Rollout, at: float) -> bool:
 
 
 def _undelivered_vms(store: Store, started: Sequence[Event]) -> list[str]:
-    """Return the VMs of the started events that no VM of their scope was given while they were scheduled."""
     listed = [event for event in started if event.listed]
     given = store.events_given_before_start([event.id for event in listed]) if listed else set()
     return [name for event in listed if event.id not in given for name in event.vms]
@@ -99,11 +98,9 @@ def _undelivered_vms(store: Store, started: Sequence[Event]) -> list[str]:
 def _vms_not_back(
     store: Store, vms: Iterable[Vm], ended: Iterable[tuple[Event, Act, ActOutcome]], now: float
 ) -> tuple[list[str], list[str]]:
-    """Return the VMs that polled before their maintenance and not since: within the limit, and beyond.
-
-    A VM that has never polled has no handler that could come back, so it does not count; nor does one that was removed
-    or turned off meanwhile.
-    """
+    """Return the VMs that polled before their maintenance and not since: within the limit, and beyond."""
+    # A VM that has never polled has no handler that could come back, so it does not count; nor does one that was
+    # removed or turned off meanwhile.
     over = {
         vm_key_in_scope(event.scope_id, act.name): (act.name, outcome.at)
         for event, act, outcome in ended

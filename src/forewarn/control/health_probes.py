@@ -170,15 +170,11 @@ def _not_started(check: HealthCheck, reason: str) -> CheckResult:
 
 
 class _PrometheusData(msgspec.Struct, frozen=True):
-    """The field `data` of Prometheus's answer to an instant query."""
-
     result_type: str = msgspec.field(name="resultType")
     result: Any
 
 
 class _PrometheusAnswer(msgspec.Struct, frozen=True):
-    """Prometheus's answer to an instant query; `error` is set if it refused it."""
-
     status: str
     data: _PrometheusData | None = None
     error: str = ""
@@ -199,7 +195,6 @@ def _judge_prometheus(condition: str, response: ClientResponse) -> CheckResult:
 
 
 def _samples(data: _PrometheusData) -> list[tuple[str, float]]:
-    """Return each sample with its labels as text; ValueError if the result is no vector or scalar."""
     if data.result_type == "scalar":
         return [("", float(data.result[1]))]
     if data.result_type != "vector" or len(data.result) > _MAX_SAMPLES:

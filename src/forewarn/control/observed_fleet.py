@@ -30,8 +30,6 @@ class ObservedVm(NamedTuple):
 
 
 class _HostAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The last answer of a host, and when the question was asked."""
-
     asked: int
     machines: dict[str, ObservedMachine]
     acting_on: frozenset[str]
@@ -161,7 +159,6 @@ class ObservedFleet:
         )
 
     def _is_acted_on(self, vm: ObservedVm, changed: int) -> bool:
-        """Return whether a hypervisor says that it acts on the VM, in an answer after its last change."""
         if vm.key not in self._acting_on:
             return False
         return any(vm.key in answer.acting_on and answer.asked > changed for answer in self._answers.values())
@@ -191,7 +188,6 @@ class ObservedFleet:
 
 
 def _discard(sets: dict[str, set[str]], name: str, value: str) -> None:
-    """Remove a value from the set of this name, and the set once it is empty."""
     if (values := sets.get(name)) is not None:
         values.discard(value)
         if not values:

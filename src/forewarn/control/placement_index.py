@@ -233,7 +233,6 @@ class PlacementIndex:
 
 
 def _add(counts: Counter[T], key: T, by: int) -> None:
-    """Add to a count, and forget it once it is 0."""
     total = counts[key] + by
     if total:
         counts[key] = total

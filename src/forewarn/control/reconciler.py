@@ -312,7 +312,6 @@ class Reconciler:
         return bool(scopes)
 
     def _needs_failed_host(self, event: Event) -> bool:
-        """Return whether an unfinished act of the event needs a host that has failed."""
         placement = self._transactions.placement
         return bool(placement.failed_hosts()) and any(map(placement.needs_failed_host, event.unfinished_acts))
 
@@ -349,7 +348,6 @@ def _applying_decision(
 
 
 def _is_any_moved_on(before: Scope, after: Scope, now: float) -> bool:
-    """Return whether an event is ready to move a VM that was on another host before."""
     ready = ((vm, after.vm(vm.name)) for vm in vms_needing_destination(before, (), now))
     return any(arrived is not None and arrived.host != vm.host for vm, arrived in ready)
 

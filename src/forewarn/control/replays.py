@@ -230,7 +230,6 @@ class ReplayService:
         known.ids.update(shown_event_ids(replay, known.script, request.id, only_now=True))
 
     def _knows_event_ids(self, replay: Replay) -> bool:
-        """Return whether approvals of the event ids that this replay has shown are still accepted."""
         ended_at = replay.ended_at
         return ended_at is None or ended_at >= self._transactions.clock.now() - KNOWN_EVENT_IDS_S
 

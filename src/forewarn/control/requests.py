@@ -193,7 +193,6 @@ class RequestService:
         return await retry_on_conflict(attempt, "one of the events")
 
     def _pending_maintenance(self, vms: Sequence[Vm]) -> list[Event]:
-        """Return the pending platform events of these VMs, each once; Refused if there are none."""
         found: dict[str, Event] = {}
         refusal: Refused | None = None
         for vm in vms:
@@ -243,13 +242,11 @@ class RequestService:
         return host
 
     def _vms_on_or_moving_to(self, host: str) -> list[Vm]:
-        """Return the VMs that are on the host, then those that are being moved to it."""
         moving = map(self._store.vm, self._transactions.placement.vms_moving_to(host))
         present = [vm for vm in moving if vm is not None and vm.removed_at is None]
         return list({vm.key: vm for vm in (*self._store.vms(host=host), *present)}.values())
 
     def _on_arrival(self, vm: Vm, host: str) -> Vm:
-        """Return the VM as it will be on this host if it is being moved to it, else as it is."""
         return vm_on_arrival(self._transactions.load(vm.scope_id), vm, host) or vm
 
     async def _accept_for_host(

@@ -50,7 +50,6 @@ class RolloutCalendars:
         self.has_changed |= commit.changes_configurations or (changes_fleet and self.are_used)
 
     def _follow_closing(self, request: MaintenanceRequest) -> None:
-        """Note when to look at a rollout again, because a window is over for good or too close for a notice."""
         rollout, now = request.rollout, self._transactions.clock.now()
         if not request.is_open or rollout is None:
             self._closes_at.pop(request.id, None)
@@ -159,8 +158,6 @@ def _event_id(member: Event | PlannedEvent) -> str:
 def _calendar_decision(
     calendars: Mapping[str, MaintenanceCalendar | None],
 ) -> Callable[[Scope, DecisionContext], Scope]:
-    """Return a decision that gives the scheduled events of a scope among these ids a new calendar."""
-
     def decision(scope: Scope, context: DecisionContext) -> Scope:
         for event in scope.live_events(EventState.SCHEDULED):
             if event.id in calendars:

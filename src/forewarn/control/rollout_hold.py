@@ -109,7 +109,6 @@ class RolloutHoldService:
         return _decode(raw) if raw is not None else None
 
     def _follow(self, stored: RolloutHold | None) -> None:
-        """Take over what is stored."""
         self.is_lifting = stored is not None and stored.is_lifted
         self.hold = None if self.is_lifting else stored
         self._transactions.hold_reason = self.hold.reason if self.hold is not None else ""

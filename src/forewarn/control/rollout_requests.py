@@ -139,13 +139,11 @@ class RolloutRequestService:
         return request
 
     def _with_declared_host_names(self, rollout: Rollout) -> Rollout:
-        """Return the rollout with its hosts spelled as declared, each once; NotFound for an unknown host."""
         names = dict.fromkeys(self._find_host(name).name for name in rollout.hosts)
         return replace(rollout, hosts=tuple(names))
 
 
 def _state_change_error(state: RolloutState, wanted: RolloutState) -> str:
-    """Return the end of a sentence: why a rollout in this state cannot change to `wanted`, and what to do."""
     if state in (RolloutState.RUNNING, RolloutState.PAUSED):
         return f"{state} already: {'pause' if state is RolloutState.RUNNING else 'resume'} or abort it"
     return f"{state}: it has ended and cannot be {_STATE_CHANGE_ENTRIES[wanted][1]}; start another"

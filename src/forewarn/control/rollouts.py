@@ -301,11 +301,9 @@ class RolloutService:
     async def _follow_checks(
         self, request: MaintenanceRequest, rollout: Rollout, events: list[Event], *, must_be_good: bool
     ) -> bool | None:
-        """Pause the rollout, or let it wait, if its health checks demand that (spec §13.5).
-
-        Returns None if it goes on, else whether anything was stored. `must_be_good`: a wave is about to begin, or the
-        rollout to complete, so each check must have been good since the last event ended.
-        """
+        """Pause the rollout, or let it wait, if its health checks demand that (spec §13.5)."""
+        # Returns None if it goes on, else whether anything was stored. `must_be_good`: a wave is about to begin, or the
+        # rollout to complete, so each check must have been good since the last event ended.
         now = self._now()
         ended = [event.over_at for event in events if event.over_at is not None]
         good_since = max(ended, default=0.0) if must_be_good else None
@@ -367,7 +365,6 @@ class RolloutService:
         return True
 
     async def _save_wave_end(self, request: MaintenanceRequest, rollout: Rollout, phase: WavePhase) -> bool:
-        """Record once that the wave is over and settles; return whether that was new."""
         if rollout.wave_over_at == phase.over_at:
             return False
         settling = replace(rollout, wave_over_at=phase.over_at)
@@ -375,7 +372,6 @@ class RolloutService:
         return True
 
     def _closed_gates(self, events: list[Event]) -> dict[str, Gate]:
-        """Return, by host, the gates behind which events of the rollout still wait."""
         waiting = {event.gate_id for event in events if event.gate_id and event.status is EventState.SCHEDULED}
         closed = (gate_id for gate_id in sorted(waiting) if not self._transactions.is_gate_released(gate_id))
         gates = (self._store.gate(gate_id) for gate_id in closed)
@@ -384,7 +380,6 @@ class RolloutService:
     async def _withdraw_unstarted(
         self, request: MaintenanceRequest, rollout: Rollout, events: list[Event], planned: list[PlannedEvent]
     ) -> bool:
-        """Withdraw the events that have not started, and drop planned ones; return whether there were any."""
         if planned:
             await self._store.commit(Commit(requests=(request,), unplanned=tuple(p.event_id for p in planned)))
         scheduled = [event for event in events if event.status is EventState.SCHEDULED]

@@ -98,10 +98,8 @@ class ScopeTransactions:
             yield replace(context, destinations=destinations, destination_problems=problems)
 
     def _commit_for(self, old: Scope | None, new: Scope) -> Commit:
-        """Return the commit that changes the stored scope `old` (None: not stored) to `new`.
-
-        Hosts to which it sends VMs are its `destinations`, so that it conflicts if one of them changes meanwhile.
-        """
+        """Return the commit that changes the stored scope `old` (None: not stored) to `new`."""
+        # Hosts to which it sends VMs are its `destinations`, so that it conflicts if one of them changes meanwhile.
         change = scope_commit(old, new)
         names = new_destinations(old, change.events) | new_hosts_of_vms(old, change.vms)
         if not names:

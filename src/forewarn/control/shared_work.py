@@ -39,7 +39,6 @@ class SharedWorkIndex:
             self._forget_old()
 
     def _forget_old(self) -> None:
-        """Forget the closed rollouts that no open one can share work with."""
         oldest = min((request.at for request in self._rollouts.values() if request.is_open), default=None)
         for request_id, request in list(self._rollouts.items()):
             rollout = request.rollout

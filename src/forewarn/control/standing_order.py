@@ -166,7 +166,6 @@ class StandingOrderService:
         return did
 
     async def _follow_visit(self, order: StandingOrder, visit: HostVisit) -> HostVisit:
-        """Return a visit as it is now: ended, paused or resumed by somebody, given up here, or as it was."""
         request = self._store.request(visit.request_id) if visit.request_id else None
         if request is None or request.rollout is None:
             return visit
@@ -199,7 +198,6 @@ class StandingOrderService:
         return given_up(visit, waits or f"it published no event for {duration_text(now - idle_since)}", now)
 
     def _idle_since(self, order: StandingOrder, visit: HostVisit) -> float | None:
-        """Return the lab time since which a visit could have published events; None if one is planned or live."""
         events = self._store.events(request_id=visit.request_id)
         if self._store.planned(request_id=visit.request_id) or any(event.is_live for event in events):
             return None
@@ -226,13 +224,11 @@ class StandingOrderService:
         self._follow(order)
 
     async def _commit_order(self, order: StandingOrder, text: str, who: str) -> None:
-        """Store an order and the history entry about it in one commit, which `on_commit` takes over."""
         entry = HistoryEntry(at=self._now(), what=EntryKind.STANDING_ORDER, who=who, text=text)
         saved = SavedValue(STANDING_ORDER_NAME, msgspec.json.encode(order))
         await self._store.commit(Commit(saved=(saved,), entries=(entry,)))
 
     def _follow(self, stored: StandingOrder | None) -> None:
-        """Take over what is stored."""
         self._stored, self.order = stored, _active(stored)
         self._visit_ids = _visit_ids(self.order)
         self._must_look = True
@@ -257,7 +253,6 @@ def _rollout_over(order: StandingOrder, host: str) -> Rollout:
 
 
 def _visit_ids(order: StandingOrder | None) -> frozenset[str]:
-    """Return the ids of the requests of the visits under way, paused or not."""
     if order is None:
         return frozenset()
     return frozenset(visit.request_id for visit in order.visits.values() if visit.request_id)

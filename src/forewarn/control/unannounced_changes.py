@@ -138,12 +138,10 @@ class UnannouncedChangeService:
             wake_event.set()
 
     def _wake_later(self, hosts: Collection[str]) -> None:
-        """Observe these hosts once more soon; does nothing unless `run` runs."""
         for host in self._wake_events.keys() & hosts:
             asyncio.get_running_loop().call_later(_SECOND_LOOK_S, self._wake, host)
 
     def _fleet_name(self, name: str) -> str:
-        """Return the fleet's spelling of a host's name in the settings; the name itself without such a host."""
         placement = self._transactions.placement
         if placement.host(name) is not None:
             return name
@@ -191,7 +189,6 @@ class UnannouncedChangeService:
                     log.warning("host %s stays marked as unreachable: %s", host.name, full_message(error))
 
     async def _compare(self, fleet: ObservedFleet, keys: Collection[str]) -> None:
-        """Compare these VMs with the last answers of all hosts, and commit what differs, scope by scope."""
         differing = [vm for vm in map(fleet.vm, sorted(keys)) if vm is not None and self._has_findings(fleet, vm)]
         grouped = list(group_by_scope(differing, lambda vm: vm.scope_id).items())
         for at in range(0, len(grouped), _MAX_CONCURRENT_SCOPES):
@@ -205,7 +202,6 @@ class UnannouncedChangeService:
                     raise result
 
     def _has_findings(self, fleet: ObservedFleet, vm: ObservedVm) -> bool:
-        """Return whether there is something to record about a VM now; else it may be suspected."""
         reports = fleet.reports(vm)
         findings = compare_vm(vm, reports) if reports is not None else ()
         if not findings:
@@ -242,7 +238,6 @@ class UnannouncedChangeService:
             self._report(finding)
 
     def _report(self, finding: VmFinding) -> None:
-        """Count and log a finding that is durable now."""
         if finding.kind is None:
             return
         self.counts[finding.kind] += 1
@@ -251,7 +246,6 @@ class UnannouncedChangeService:
 
 
 def _apply(scope: Scope, vm: Vm, reports: VmReports, applied: list[VmFinding], now: float) -> Scope:
-    """Return the scope with the VM as its hosts report it, and entries about what differed."""
     findings = compare_vm(vm, reports)
     if not findings:
         return scope

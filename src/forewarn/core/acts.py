@@ -174,7 +174,6 @@ def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
 
 
 def _expected_after_act(vm: Vm, act: Act) -> Vm:
-    """Return a VM whose hosts are observed with what they are expected to report after the act."""
     if act.verb in _BOOTING_VERBS and not act.is_stopped:
         vm = replace(vm, power=PowerState.RUNNING)
     has_crashed = vm.condition is VmCondition.CRASHED and vm.power is PowerState.STOPPED

@@ -112,7 +112,6 @@ def new_hosts_of_vms(old: Scope | None, changed: Sequence[Vm]) -> set[str]:
 
 
 def _arrivals(before: Event, after: Event) -> tuple[Act, ...]:
-    """Return the acts that have succeeded between two states of an event."""
     unfinished = {act.id for act in before.unfinished_acts}
     return tuple(act for act in after.acts if act.id in unfinished and act.outcome is not None and act.outcome.ok)
 

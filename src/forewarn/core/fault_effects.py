@@ -141,7 +141,6 @@ def mark_events_with_fault(scope: Scope, fault: Fault, ids: Sequence[str]) -> Sc
 
 
 def _fault_for(kind: FaultKind, scope: Scope, event: Event, context: DecisionContext) -> Fault | None:
-    """Return the active fault of this kind that applies to the event, the oldest of several, or None."""
     applying = (active for active in context.faults if _applies_to(active, kind, scope, event, context.now))
     return next((active.fault for active in applying), None)
 

@@ -170,7 +170,6 @@ def _limited(lines: list[str], limit: int | None) -> list[str]:
 
 
 def _merge_problems(merge: FleetMerge) -> tuple[FleetFileProblem, ...]:
-    """Return why the merged fleet cannot be applied, by line, those without a line first; () if it can."""
     events_by_vm = _events_by_vm(merge)
     found = (
         *_removed_vms_with_started_events(merge, events_by_vm),
@@ -302,7 +301,6 @@ def _duplicate_addresses(merge: FleetMerge) -> Iterator[FleetFileProblem]:
 
 
 def _addresses_of(vm: Vm) -> set[str]:
-    """Return its address and its lab address; a loopback address serves as both (spec §7.4)."""
     return {vm.address} if vm.address.startswith("127.") else {vm.address, vm.lab_address} - {""}
 
 
@@ -322,7 +320,6 @@ def _oversized_placement_groups(merge: FleetMerge) -> Iterator[FleetFileProblem]
 
 
 def _max_vms_in_scope(vm: Vm) -> int:
-    """Return how many VMs the scale set or placement group of this VM may have; it must be in one."""
     return MAX_FLEXIBLE_SET if vm.is_flexible else MAX_PLACEMENT_GROUP
 
 
@@ -383,7 +380,6 @@ def _deliveries_that_change_during_event(merge: FleetMerge) -> Iterator[FleetFil
 
 
 def _narrow_by_scope(vms: Iterable[Vm]) -> dict[str, bool]:
-    """Return by scope id whether it is narrow with these VMs, as `Scope.is_narrow` says it."""
     narrow: dict[str, bool] = {}
     for vm in vms:
         narrow[vm.scope_id] = narrow.get(vm.scope_id, False) or vm.narrow_delivery

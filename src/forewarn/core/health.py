@@ -169,7 +169,6 @@ def make_check(fields: HealthCheck) -> HealthCheck:
 
 
 def _require_fields_of_kind(title: str, check: HealthCheck) -> None:
-    """Raise InvalidCheck if a field is missing that the kind needs, or one is set that it does not have."""
     needed, optional = _FIELDS_OF_KIND[check.kind]
     of_kinds = {name for pair in _FIELDS_OF_KIND.values() for names in pair for name in names}
     set_fields = {name for name in of_kinds if getattr(check, name) != _DEFAULTS[name]}
@@ -380,7 +379,6 @@ def _unclear_word(check: HealthCheck, measurements: Sequence[Measurement]) -> st
 
 
 def _in_a_row(measurements: Sequence[Measurement], outcome: CheckOutcome) -> int:
-    """Return how many of the latest measurements have this outcome, without another one in between."""
     return sum(1 for _ in takewhile(lambda m: m.outcome is outcome, reversed(measurements)))
 
 

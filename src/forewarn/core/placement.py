@@ -78,7 +78,6 @@ class HostAllocator:
             heappush(heap, (self._vm_counts[name], name))
 
     def _same_domain_host(self, vm: Vm) -> _HostLoad | None:
-        """Return the host with the fewest VMs whose VMs of this scope are all in the VM's update domain."""
         place = (vm.location, vm.zone)
         own, domains = self._scope_heaps[(vm.scope_id, place, vm.update_domain)], self._domains[(vm.scope_id, place)]
         while own:
@@ -89,7 +88,6 @@ class HostAllocator:
         return None
 
     def _host_without_scope(self, vm: Vm, heap: list[_HostLoad]) -> _HostLoad | None:
-        """Return the host with the fewest VMs among those without a VM of this scope."""
         place = (vm.location, vm.zone)
         taken = self._domains[(vm.scope_id, place)]
         if len(taken) == self._host_counts[place]:
@@ -191,7 +189,6 @@ def choose_destination(
 
 
 def _needed_mib(host: str, vm: Vm, occupancy: HostOccupancy, hints: DestinationHints) -> int:
-    """Return the memory that this VM and those on their way to the host need."""
     arriving = sum(hints.needed_mib(name, size) for name, size in occupancy.arriving_vms(host))
     return arriving + hints.needed_mib(vm.name, vm.size)
 

@@ -86,7 +86,6 @@ def _cause_for_vm(cause: Cause, vm: Vm) -> Cause:
 
 
 def _notice_seconds(request: MaintenanceRequest, cause: Cause, vm: Vm) -> float:
-    """Return the notice that this VM gets in seconds: the requested one, else the minimum (spec §6.3)."""
     rules = CAUSE_RULES[cause]
     minimum = vm.terminate_notice_min * 60 if rules.kind is Kind.TERMINATE else rules.minimum_notice_s
     if cause is Cause.ANNOUNCED_REIMAGE:
@@ -173,7 +172,6 @@ def may_start_at_once(scope: Scope, planned: PlannedEvent, context: DecisionCont
 
 
 def _is_concerned(scope: Scope, vm: Vm, planned: PlannedEvent, context: DecisionContext) -> bool:
-    """Return whether the VM is where the work is, or is being moved there (spec §6.4)."""
     if planned.cause is Cause.HOST_FAILED and planned.host:
         return needs_recovery(scope, vm, planned.host, context.failed_hosts)
     return is_concerned(scope, vm, CAUSE_RULES[planned.cause], planned.host)
@@ -202,10 +200,8 @@ def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], context: Deci
 
 
 def _start_in_window(planned: PlannedEvent, notice_ends: float) -> float:
-    """Return when it may start without an approval: in a window, after its notice (spec §13.3).
-
-    If no window follows, that is the end of its notice; `release.start_wait` then waits for an approval.
-    """
+    """Return when it may start without an approval: in a window, after its notice (spec §13.3)."""
+    # If no window follows, that is the end of its notice; `release.start_wait` then waits for an approval.
     start = next_start(planned.calendar, notice_ends) if planned.calendar is not None else notice_ends
     return notice_ends if start is None else float(math.ceil(start))
 
@@ -220,7 +216,6 @@ def _window_note(planned: PlannedEvent, notice_ends: float, not_before: float) -
 
 
 def _arrival_note(planned: PlannedEvent, vm: Vm) -> str:
-    """Return a note if the VM was moving to a host when the host failed or was predicted to fail, else ""."""
     if planned.host in ("", vm.host):
         return ""
     if planned.cause is Cause.HOST_FAILED:
@@ -283,7 +278,6 @@ def _stops_last_vm(scope: Scope, vms: list[Vm]) -> bool:
 
 
 def _replaced_events(scope: Scope, planned: PlannedEvent) -> list[Event]:
-    """Return the events that it replaces. Refused if another user operation is pending (spec §8.4)."""
     replaced: list[Event] = []
     for event in scope.live_events():
         if not _are_exclusive(event.cause, planned.cause) or not set(event.vms) & set(planned.vms):
@@ -295,12 +289,10 @@ def _replaced_events(scope: Scope, planned: PlannedEvent) -> list[Event]:
 
 
 def _are_exclusive(pending: Cause, new: Cause) -> bool:
-    """Return whether one VM cannot have events of both causes at the same time."""
     return any(pending in causes and new in causes for causes in (_USER_OPERATIONS, _SPOT_CAUSES))
 
 
 def _require_within_limit(scope: Scope, limit: int) -> None:
-    """Raise Refused if the scope has too many listed, scheduled user operations (spec §8.4)."""
     scheduled = [e for e in scope.live_events(EventState.SCHEDULED) if e.rules.limited and e.listed]
     if len(scheduled) > limit:
         raise Refused(
@@ -317,7 +309,6 @@ def _busy_message(event: Event) -> str:
 
 
 def _require_applicable(vm: Vm, cause: Cause) -> None:
-    """Raise Refused if the VM's priority or power state forbids this cause."""
     if cause in _SPOT_CAUSES and vm.priority is not Priority.SPOT:
         raise Refused(f"VM {vm.name!r} is not a Spot VM and cannot be evicted: delete or redeploy it instead")
     if cause is Cause.START:

@@ -74,10 +74,7 @@ def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome, failed_hosts
 
 
 def _start_event(scope: Scope, event: Event, context: DecisionContext) -> Scope:
-    """Return the scope with a scheduled event started for its affected VMs (spec §4.2).
-
-    It is withdrawn instead if no VM is left, or by a fault.
-    """
+    # It is withdrawn instead if no VM is left, or by a fault.
     if context.faults and (without_it := fault_effects.withdraw_after_approval(scope, event, context)) is not None:
         return without_it
     acts = acts_for_event(scope, event, context)

@@ -151,10 +151,8 @@ def _grace_wait(event: Event, context: DecisionContext) -> StartWait | None:
 
 
 def _silence_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
-    """If the node of a VM's host was silent at the end of the notice, the VM gets some time to poll.
-
-    The event starts when the node was back for the grace period, but at the latest MAX_SILENCE_S after NotBefore.
-    """
+    """If the node of a VM's host was silent at the end of the notice, the VM gets some time to poll."""
+    # The event starts when the node was back for the grace period, but at the latest MAX_SILENCE_S after NotBefore.
     if not context.host_silences or event.approved_at is not None or _is_gate_released(event, context):
         return None
     latest = event.not_before + MAX_SILENCE_S

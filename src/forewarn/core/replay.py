@@ -105,7 +105,6 @@ def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: 
 
 
 def _step_notices(step: ReplayStep, replay: Replay, replay_id: str) -> tuple[EventNotice, ...]:
-    """Return the event notices of a step with the ids and the NotBefore (lab time) of the current loop."""
     return tuple(
         replace(
             notice,

@@ -101,11 +101,9 @@ def build_replay_script(recording: UploadedRecording, *, name: str, names: Mappi
 
 
 def _answer_times(recording: UploadedRecording) -> list[float]:
-    """Return when each answer came and when the recording ended, in server time since the first answer.
-
-    The recorder's clock is more precise than a Date header. It counts, unless the server's time runs ahead of it, as
-    the time of a lab does.
-    """
+    """Return when each answer came and when the recording ended, in server time since the first answer."""
+    # The recorder's clock is more precise than a Date header. It counts, unless the server's time runs ahead of it, as
+    # the time of a lab does.
     answers = recording.answers
     points = [(answer.at_s, answer.date) for answer in answers]
     points.append((recording.ended_s or answers[-1].at_s, recording.ended_date))
@@ -121,8 +119,6 @@ def _answer_times(recording: UploadedRecording) -> list[float]:
 
 
 class _ScriptBuilder:
-    """Builds the steps of a script, answer by answer."""
-
     def __init__(self, recording: UploadedRecording, name: str, names: Mapping[str, str]) -> None:
         self.steps: list[ReplayStep] = []
         self._recording = recording
@@ -197,7 +193,6 @@ def _count_changes(before: Sequence[wire.EventNotice], after: Sequence[wire.Even
 
 
 def _decoded_document(answer: RecordedAnswer) -> Received | None:
-    """Return the document; None if the answer is not a document, or one that is only partly usable."""
     if answer.status != HTTPStatus.OK:
         return None
     try:

@@ -45,7 +45,6 @@ def canonical_body(body: bytes) -> Any:
 
 
 def _derived_guid(*names: str) -> str:
-    """Return the GUID, in lower case, that follows from these names."""
     octets = bytearray(hashlib.sha256(msgspec.json.encode(["forewarn request", *names])).digest()[:16])
     octets[6] = octets[6] & 0x0F | _UUID_VERSION
     octets[8] = octets[8] & 0x3F | _UUID_VARIANT

@@ -103,7 +103,6 @@ def next_batch(
 def _take_within_budgets(
     budgets: BudgetLedger, rollout: Rollout, host: str, vm_group: list[Vm], shortages: dict[BudgetGroup, BudgetShortage]
 ) -> list[Vm]:
-    """Return those of the VMs that budgets allow now, reserved; the others are added to `shortages`."""
     parts = [vm_group] if needs_gate(rollout) else [[vm] for vm in vm_group]
     taken: list[Vm] = []
     for part in parts:
@@ -173,10 +172,7 @@ def host_units(rollout: Rollout, vms: Iterable[Vm]) -> list[tuple[str, list[Vm]]
 
 
 def _publishable_groups(rollout: Rollout, group: list[Vm]) -> list[list[Vm]]:
-    """Split the VMs of a host into groups that are published together.
-
-    Work on the whole host takes the lowest update domain of each scope on it as one group; VMs that move go alone.
-    """
+    # Work on the whole host takes the lowest update domain of each scope on it as one group; VMs that move go alone.
     if not CAUSE_RULES[rollout.cause].whole_host:
         return [[vm] for vm in sorted(group, key=lambda vm: vm.update_domain)]
     lowest: dict[str, int] = {}

@@ -106,7 +106,6 @@ class RolloutFile:
 
 
 def _file_path(path: TomlPath) -> TomlPath:
-    """Return where a rollout file has the value of a path of InvalidRollout."""
     return path if path[:1] in (("waves",), ("windows",)) else ("rollout", *path)
 
 

@@ -90,7 +90,6 @@ def shared_work(
 
 
 def _states_in(event: Event, since: float) -> Iterable[tuple[str, str]]:
-    """Return names and states of the VMs that it serves; [] if it ended before `since` (lab time)."""
     if event.status is EventState.OVER and (event.over_at is None or event.over_at < since):
         return []
     return [(name, state) for name, state in rollout_vm_states(event) if state in ("scheduled", "started", "done")]

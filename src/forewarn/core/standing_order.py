@@ -82,7 +82,6 @@ def require_valid_order(order: StandingOrder) -> None:
 
 
 def _visit_notice_s(order: StandingOrder) -> float:
-    """Return the notice of the order's events in seconds of lab time; the minimum if it gives none."""
     return order.notice_s or CAUSE_RULES[IMPACT_CAUSES[order.impact]].minimum_notice_s
 
 
@@ -115,12 +114,10 @@ def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> s
 
 
 def _visit_work_s(order: StandingOrder) -> float:
-    """Return how long an event of the order takes from its start on, in seconds of lab time."""
     return max(0, CAUSE_RULES[IMPACT_CAUSES[order.impact]].duration_s)
 
 
 def _possible_starts(order: StandingOrder, needed: int, now: float) -> int:
-    """Return how many events of the order can follow one another within its interval, at least `needed`."""
     notice_s, work_s = _visit_notice_s(order), _visit_work_s(order)
     at, ends_at, counted = now, now + order.within_s, 0
     if order.calendar is not None:

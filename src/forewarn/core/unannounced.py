@@ -135,7 +135,6 @@ def _on_several_hosts(vm: VmFacts, hosts: list[str]) -> VmFinding | None:
 
 
 def _active(vm: VmFacts, host: str, machine: ObservedMachine) -> VmFinding | None:
-    """Compare a VM that exactly one host has in memory: first its place and power, then its condition."""
     known = vm.seen.instance if vm.seen is not None and host == vm.host else ""
     there = replace(vm, host=host, power=PowerState.RUNNING, seen=LastSeen(instance=machine.instance or known))
     if vm.power is not PowerState.RUNNING:
@@ -154,7 +153,6 @@ _PAUSE_REASONS = {
 
 
 def _paused(vm: VmFacts, machine: ObservedMachine) -> VmFinding | None:
-    """Compare a VM that is in memory where it should run, and does not run."""
     has_crashed = machine.cause is StateCause.CRASH
     condition = VmCondition.CRASHED if has_crashed else VmCondition.PAUSED
     if _condition(vm) is condition:
@@ -257,10 +255,7 @@ def _off(vm: VmFacts, machine: ObservedMachine, reports: VmReports) -> VmFinding
 
 
 def _without_blame(vm: VmFacts, finding: VmFinding, *, off_on_purpose: bool) -> VmFinding:
-    """Return the finding without its kind, and with words that name nobody.
-
-    A VM that is off at its first comparison is so on purpose; one that an act has left off is not.
-    """
+    # A VM that is off at its first comparison is so on purpose; one that an act has left off is not.
     now = finding.vm
     match finding.kind:
         case None | UnannouncedKind.DUPLICATED:

@@ -45,7 +45,6 @@ class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def _changes_policy(self) -> bool:
-        """Whether it names approval or publishing, which all VMs of a set have in common."""
         policy = (self.approve_restart, self.approve_redeploy, self.approve_all_down)
         return (*policy, self.publish_outside, self.publish_version) != (None,) * 5
 
@@ -64,7 +63,6 @@ def current_settings(vm: Vm) -> VmSettingsChange:
 
 
 def _apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
-    """Return the VM with the change applied; nothing is checked. Tags are removed first, then added."""
     approve = AutoApproval(
         restart=_new_or_old(change.approve_restart, vm.auto_approve.restart),
         redeploy=_new_or_old(change.approve_redeploy, vm.auto_approve.redeploy),
@@ -113,7 +111,6 @@ def _require_supported(vm: Vm, change: VmSettingsChange) -> None:
 
 
 def _require_whole_set(scope: Scope, keys: Collection[str], change: VmSettingsChange) -> None:
-    """Raise Refused if only some VMs of a set or cloud service would get another policy."""
     chosen = [vm for vm in scope.present_vms if vm.key in keys]
     if not change._changes_policy or not chosen or len(chosen) == len(scope.present_vms):
         return

@@ -144,7 +144,6 @@ def waves_to_come(rollout: Rollout, vms: Sequence[Vm], phase: WavePhase, total: 
 def _first_members(
     rollout: Rollout, spec: WaveSpec, vms: Sequence[Vm], remaining: Sequence[Vm], total: int
 ) -> list[Vm]:
-    """Return the VMs of a wave that is about to begin; `total` counts the VMs that shares are of."""
     if spec.tag:
         return _tagged(rollout, spec.tag, vms, remaining)
     if spec.is_rest:
@@ -159,7 +158,6 @@ def _current_members(
     events: Sequence[Event],
     planned: Sequence[PlannedEvent],
 ) -> list[Vm]:
-    """Return the VMs of the current wave that have no event."""
     spec = wave_specs(rollout)[rollout.wave]
     if spec.is_rest or not remaining:
         return list(remaining)
@@ -319,7 +317,6 @@ def make_waves(canary: str, shares: Sequence[float]) -> tuple[WaveSpec, ...]:
 
 
 def _share_name(shares: Sequence[float], index: int) -> str:
-    """Return the name of the wave of a share: `50 %`, and of the second one of the same size `50 % (2)`."""
     name, number = f"{shares[index]:g} %", shares[: index + 1].count(shares[index])
     return name if number == 1 else f"{name} ({number})"
 

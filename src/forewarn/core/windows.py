@@ -124,10 +124,7 @@ def _next_common_opening(
 def _next_opening_of_set(
     windows: tuple[MaintenanceWindow, ...], blackouts: tuple[BlackoutDates, ...], at: float
 ) -> float | None:
-    """Return when a window of the set is open from `at` on; None: never within three years.
-
-    It remembers what it found, because decisions ask about the same windows for each VM.
-    """
+    # It remembers what it found, because decisions ask about the same windows for each VM.
     found = _found_openings(windows, blackouts)
     for searched_from, (begin, end) in found:
         if min(searched_from, begin) <= at < end:
@@ -173,7 +170,6 @@ def closing_times(windows: Iterable[MaintenanceWindow]) -> tuple[float, ...]:
 
 
 def _next_period_of(window: MaintenanceWindow, blackouts: tuple[BlackoutDates, ...], at: float) -> Period | None:
-    """Return the first period after `at`, or around it, in which it is open outside of blackout dates."""
     for period in _periods(window, at):
         for begin, end in _without_blackouts(period, _blackout_periods(blackouts, window.zone)):
             if end > at:
@@ -207,7 +203,6 @@ def _periods(window: MaintenanceWindow, at: float) -> Iterator[Period]:
 
 
 def _day_rule(window: MaintenanceWindow) -> Callable[[date], bool]:
-    """Return the function that says whether the window opens on a date that is not before its first."""
     first = date.fromisoformat(window.first) if window.first else date.min
     days, every = frozenset(window.days), window.every
 
@@ -235,7 +230,6 @@ def _day_rule(window: MaintenanceWindow) -> Callable[[date], bool]:
 
 
 def _without_blackouts(period: Period, blackouts: Iterable[Period]) -> list[Period]:
-    """Return the parts of a period, in order, that are outside of the blackout periods."""
     parts = [period]
     for closed_from, closed_until in blackouts:
         parts = [
@@ -249,7 +243,6 @@ def _without_blackouts(period: Period, blackouts: Iterable[Period]) -> list[Peri
 
 @lru_cache(maxsize=256)
 def _blackout_periods(blackouts: tuple[BlackoutDates, ...], zone_name: str) -> tuple[Period, ...]:
-    """Return the whole days of these dates in a time zone."""
     zone, midnight = _zone(zone_name), time()
     periods = []
     for blackout in blackouts:

@@ -408,10 +408,8 @@ def _phrase(code: int) -> str:
 
 
 def _whole_answer(name: str, response: HttpResponse, concerns: Concerns) -> SpoiledAnswer:
-    """A substitute that gives this answer without the service.
-
-    An answer that the service has begun to hold before, of a long poll, is replaced too and keeps its Date.
-    """
+    """A substitute that gives this answer without the service."""
+    # An answer that the service has begun to hold before, of a long poll, is replaced too and keeps its Date.
 
     def transform(answer: ServiceAnswer) -> ServiceAnswer:
         date = answer.header("Date")
@@ -422,7 +420,6 @@ def _whole_answer(name: str, response: HttpResponse, concerns: Concerns) -> Spoi
 
 
 def _with_body(answer: ServiceAnswer, body: bytes) -> ServiceAnswer:
-    """The answer with another body, without ETag; the same answer if the body is equal."""
     if body == answer.body:
         return answer
     headers = tuple((name, value) for name, value in answer.headers if name.lower() != "etag")
@@ -430,7 +427,6 @@ def _with_body(answer: ServiceAnswer, body: bytes) -> ServiceAnswer:
 
 
 def _read_document(body: bytes) -> _Json | None:
-    """The JSON object of a scheduled events document; None if the body is anything else."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):

@@ -309,7 +309,6 @@ def _published_by_id(observed: Observed, event: str) -> EventPublished | None:
 
 
 def _could_approve(observed: Observed, event: EventPublished) -> bool:
-    """Return whether the handler got the event and had time to approve it."""
     delivered = observed.timeline.delivered_at(event.event, observed.vm)
     if delivered is None or why_notice_is_too_short(observed, event):
         return False

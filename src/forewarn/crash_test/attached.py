@@ -115,6 +115,5 @@ class AttachedHandler:
 
 
 def _highest_incarnation(timeline: Timeline, first: int) -> int:
-    """Return the highest incarnation that a poll of this case got, or `first` if that is higher."""
     seen = [poll.incarnation for poll in timeline.of(Polled) if poll.incarnation is not None]
     return max([first, *(number for number in seen if number < _MAX_INCARNATION)])

@@ -358,10 +358,8 @@ def _judge_preparation(
 
 
 def _has_polled_since_impact(observed: Observed, event: EventPublished, at: float) -> bool:
-    """Return whether the handler polled between the event's impact and `at`, or there was no impact.
-
-    If not, what a probe says then was done before the impact: files survive it.
-    """
+    """Return whether the handler polled between the event's impact and `at`, or there was no impact."""
+    # If not, what a probe says then was done before the impact: files survive it.
     impacts = [item.at for item in observed.timeline.of(Impact, observed.vm) if item.event == event.event]
     if not impacts or at < impacts[0]:
         return True
@@ -395,7 +393,6 @@ def _excuse(
 
 
 def _works_since(observed: Observed, start: float) -> float | None:
-    """Return since when the application has worked until the end of the case; None: it does not."""
     final = observed.timeline.ended_at
     if not probe_state(observed, Probe.RECOVERED, final):
         return None
@@ -412,7 +409,6 @@ def _yes_before(index: int) -> Judgement:
 
 
 def _distance(reference: float, at: float | None) -> str:
-    """Return how far `at` is from a reference, such as `3.2 s before`."""
     if at is None:
         return ""
     return f"{abs(reference - at):.1f} s {'before' if at <= reference else 'after'}"

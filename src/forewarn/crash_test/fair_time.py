@@ -100,7 +100,6 @@ def why_machine_was_slow(observed: Observed, start: float, deadline: float, even
 
 
 def _longest_starved(timeline: Timeline, start: float, end: float, only_vm: str) -> tuple[str, float]:
-    """Return the VM whose copy of the handler waited longest for a CPU in this time, and how long (s)."""
     waited: defaultdict[str, float] = defaultdict(float)
     for sample in timeline.of(ResourcesSampled, only_vm or None):
         if start < sample.at <= end:

@@ -145,7 +145,6 @@ def _own_events(timeline: Timeline, vm: str, ids: Sequence[str]) -> list[EventPu
 
 
 def _share(noticed: tuple[EventPublished, float | None]) -> float | None:
-    """Return the share of an event's notice that had passed when the handler got it; None: it had none."""
     event, at = noticed
     if event.not_before is None or event.not_before <= event.at:
         return None
@@ -179,7 +178,6 @@ def _is_never_approved(timeline: Timeline, event: EventPublished) -> bool:
 
 
 def _judge_approvals(timeline: Timeline, vm: str) -> list[str]:
-    """Return "good", "early", "late", "repeated" or "other" for each event of each accepted approval."""
     by_id = {event.event.casefold(): event for event in timeline.of(EventPublished)}
     seen: set[str] = set()
     found = []
@@ -207,7 +205,6 @@ def _judge_approval(
 
 
 def _is_unprepared(timeline: Timeline, vm: str, approval: Approved) -> bool:
-    """Return whether the probe said at an approval, or shortly after, that nothing was prepared."""
     if approval.was_prepared is not None:
         return not approval.was_prepared
     until = approval.at + PROBE_LAG_S
@@ -237,7 +234,6 @@ def _rest_rate(timeline: Timeline, vm: str) -> float | None:
 
 
 def _error_rates(timeline: Timeline, vm: str) -> list[float]:
-    """Return the handler's requests a second during each disturbance of at least five seconds."""
     here = [item for item in timeline.of(Disturbance) if item.vm in ("", vm)]
     spans = [(item.at, item.until) for item in here if item.until is not None and item.until - item.at >= _ERRORS_S]
     thinned = min((item.at for item in here if THINNED_TEXT in item.text), default=timeline.ended_at)
@@ -247,7 +243,6 @@ def _error_rates(timeline: Timeline, vm: str) -> list[float]:
 
 
 def _memory_growths(timeline: Timeline, vm: str) -> list[int]:
-    """Return by how much the memory of each run of the program grew that was long enough to tell."""
     return [run[-1].memory_bytes - run[0].memory_bytes for run in timeline.settled_samples(vm)]
 
 

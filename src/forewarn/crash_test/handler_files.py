@@ -66,7 +66,6 @@ def prepare_vm_files(spec: HandlerSpec) -> VmFiles:
 
 
 def _shared_tmp_entries(spec: HandlerSpec) -> tuple[str, ...]:
-    """Return the names in the machine's /tmp that the handler needs: its files, its program, its paths."""
     variables = (spec.environment.get(name, "").split(os.pathsep) for name in _PATH_VARIABLES)
     texts = [text for values in variables for text in values if text]
     paths = [spec.directory, spec.user_directory, *map(Path, texts)]

@@ -273,7 +273,6 @@ class ChildMachine:
         return sorted({*self.list_pids(), *list_pids_with_variable(_MARK, self._mark)})
 
     async def _signal_until_gone(self, number: int, within_s: float) -> bool:
-        """Signal all processes and wait until they have ended; returns whether some are left after this time."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_s
         pids = self._list_all_pids()
@@ -327,7 +326,6 @@ class AttachedMachine:
 async def _run_shell_command(
     command: str, timeout_s: float, *, directory: Path, environment: Mapping[str, str]
 ) -> int | None:
-    """Run a shell command without output and return its exit status; None if it was ended or took longer."""
     process = await asyncio.create_subprocess_exec(
         *("/bin/sh", "-c", command),
         stdin=asyncio.subprocess.DEVNULL,

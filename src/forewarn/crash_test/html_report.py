@@ -51,7 +51,6 @@ def html_report(result: CrashTestResult) -> str:
 
 
 def _place(result: CrashTestResult) -> str:
-    """Return where the handler ran, as a phrase."""
     if result.attached:
         return f"elsewhere; it called {result.attached}"
     if result.endpoint_env:
@@ -68,13 +67,11 @@ def _template() -> Template:
 
 
 def _areas(cases: Sequence[CaseResult]) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Return each area with its cases: id, outcome and symbol."""
     names = dict.fromkeys(case.area for case in cases)
     return [(a, [(c.id, str(c.outcome), OUTCOME_SYMBOLS[c.outcome]) for c in cases if c.area == a]) for a in names]
 
 
 def _groups(result: CrashTestResult) -> list[dict[str, object]]:
-    """Return the cases by outcome, those that need attention first, without empty groups."""
     decisive = {case: number for number, case in enumerate(result.grade.because)}
     groups: list[dict[str, object]] = []
     for outcome, title in _GROUPS.items():
@@ -127,7 +124,6 @@ def _source_link(source: str) -> str:
 
 
 def _source_text(source: str) -> str:
-    """Return a source as people read it: of a long address, the host and the last part."""
     if not source.startswith("https://"):
         return source
     host, *path = source.removeprefix("https://").rstrip("/").split("/")

@@ -72,7 +72,6 @@ def _finding_line(finding: Finding) -> str:
 
 
 def _kind(case: CaseResult, expected: Mapping[str, str]) -> str:
-    """Return the element that says how a case ended; "" if it passed, also slowly."""
     match case.outcome:
         case CaseOutcome.PASS | CaseOutcome.SLOW:
             return ""

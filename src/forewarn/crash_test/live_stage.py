@@ -305,7 +305,6 @@ async def _raise_incarnation(service: LabService, vm: str, incarnation: int) -> 
 async def _open_reference_proxy(
     stack: AsyncExitStack, service: LabService, recorder: CaseRecorder, vm: str
 ) -> tuple[str, int]:
-    """Start a proxy for the reference poller, and return its address and port on loopback."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     listener.setblocking(False)
     address, port = listener.getsockname()[:2]
@@ -322,7 +321,6 @@ async def _open_proxy(
     by: Poller = Poller.HANDLER,
     ask_prepared: AskPrepared | None = None,
 ) -> Proxy:
-    """Start a proxy on this listener in front of the lab's endpoint of the VM; the stack closes it."""
     endpoint = urlsplit(service.publisher.lab_endpoint(find_vm(service, vm)))
     upstream = (endpoint.hostname or "", endpoint.port or 0)
     proxy = Proxy(
@@ -344,7 +342,6 @@ def _open_connections(proxy: Proxy) -> int:
 
 
 def _background_runner(stack: AsyncExitStack, recorder: CaseRecorder) -> Callable[[Coroutine[Any, Any, None]], None]:
-    """Return a function that runs a coroutine beside the script; the stack cancels all of them."""
     tasks: set[asyncio.Task[None]] = set()
 
     def on_done(task: asyncio.Task[None]) -> None:

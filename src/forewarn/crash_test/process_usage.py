@@ -122,7 +122,6 @@ def _read_threads(pid: int) -> Iterator[ThreadTimes]:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the children of all threads of a process; [] if it is gone."""
     children: list[int] = []
     try:
         for thread in os.listdir(_PROC / str(pid) / "task"):
@@ -143,7 +142,6 @@ def _children_by_parent(pid: int) -> list[int]:
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on, or None if the process is gone."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -372,17 +372,13 @@ def _judge_next_poll(
 
 
 def _end_of_trouble(observed: Observed) -> float | None:
-    """Return when the last disturbance ended, before the end of the case; None: there was none."""
     ends = [until for _, until in disturbed_spans(observed)]
     ends += [poll.at for poll in observed.timeline.polls(observed.vm) if is_spoiled(poll)]
     return max((at for at in ends if at < observed.timeline.ended_at), default=None)
 
 
 def _longest_silence(observed: Observed, spans: Sequence[Span]) -> tuple[float, float, float]:
-    """Return the longest time without a poll that counts, and when it began and ended.
-
-    The time until the first poll does not count: on a busy machine a program takes long to start.
-    """
+    # The time until the first poll does not count: on a busy machine a program takes long to start.
     polls = observed.timeline.polls(observed.vm)
     final = observed.timeline.ended_at
     begins = [poll.at if poll.answered_at is None else poll.answered_at for poll in polls] or [0.0]
@@ -392,7 +388,6 @@ def _longest_silence(observed: Observed, spans: Sequence[Span]) -> tuple[float, 
 
 
 def _request_times(observed: Observed) -> list[float]:
-    """Return when the handler on the judged VM sent requests, in order."""
     requests = [
         item.at
         for item in observed.timeline.observations
@@ -402,7 +397,6 @@ def _request_times(observed: Observed) -> list[float]:
 
 
 def _highest_rate(times: Sequence[float]) -> tuple[float, tuple[float, ...]]:
-    """Return the highest number of requests a second in any window, and when that window began."""
     best, at, first = 0, 0.0, 0
     for last, time in enumerate(times):
         while times[first] < time - _WINDOW_S:

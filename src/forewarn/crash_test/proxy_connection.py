@@ -73,8 +73,6 @@ class ActiveSubstitute:
 
 @dataclass(slots=True)
 class _ClientInput:
-    """What a client has sent and was not passed on yet, and whether its side has ended."""
-
     received: bytearray = field(default_factory=bytearray)
     has_ended: bool = False  # it closed the connection, or only its sending side
     is_reset: bool = False
@@ -147,7 +145,6 @@ class ProxyConnection:
             self._input.changed.set()
 
     async def _serve_next(self) -> bool:
-        """Wait for a request and answer it; returns whether another may follow."""
         self._input.may_grow.set()
         parsed = await self._next_request()
         self._input.may_grow.clear()
@@ -211,7 +208,6 @@ class ProxyConnection:
         return await self._send_substitute(exchange, parsed, substitute, answer)
 
     async def _pass_on(self, exchange: Exchange, reader: AnswerReader, received: bytes) -> bool:
-        """Send the service's own answer as it comes, of which `received` is the part that has come."""
         await self._send(received)
         exchange.status = reader.status
         while not reader.is_complete:
@@ -270,7 +266,6 @@ class ProxyConnection:
         await self._linger()
 
     async def _answer_bytes(self, reader: AnswerReader) -> bytes:
-        """Wait for the service, and return the next bytes of its answer to pass on."""
         while True:
             data = await self._service_bytes(passes_input=False)
             if not data:
@@ -299,7 +294,6 @@ class ProxyConnection:
         return data
 
     async def _wait_for_either_side(self) -> None:
-        """Wait until the service has sent something or closed, or `changed` of the input is set."""
         waiting: set[asyncio.Task[Any]] = {self._service_read}
         client = None if self._input.has_ended else asyncio.create_task(self._input.changed.wait())
         if client is not None:
@@ -311,10 +305,8 @@ class ProxyConnection:
                 client.cancel()
 
     async def _wait_for_client_to_leave(self, seconds: float | None) -> bool:
-        """Wait this long (None: without end); returns True as soon as the client closes the connection.
-
-        A client that has closed only its sending side, with its request, waits for an answer: it has not left.
-        """
+        """Wait this long (None: without end); returns True as soon as the client closes the connection."""
+        # A client that has closed only its sending side, with its request, waits for an answer: it has not left.
         if self._input.has_ended and not self._input.is_reset:
             await asyncio.sleep(_HALF_CLOSED_S if seconds is None else seconds)
             return False
@@ -342,7 +334,6 @@ class ProxyConnection:
         exchange.answered_at = at
 
     def _record(self, exchange: Exchange) -> None:
-        """Record the exchange, once."""
         if not exchange.is_recorded:
             exchange.is_recorded = True
             self._endpoint.record(exchange.observation(self._endpoint.vm, self._endpoint.by))
@@ -384,7 +375,6 @@ class ProxyConnection:
 
 
 def _changes_delivery(substitute: SpoiledAnswer) -> bool:
-    """Whether the substitute changes when or whether an answer is sent, beside its content."""
     return bool(substitute.delay_s or substitute.body_s or substitute.never_answers or substitute.resets)
 
 

@@ -28,7 +28,6 @@ async def poll_forever(address: tuple[str, int]) -> None:
 
 
 async def _poll_once(address: tuple[str, int]) -> bytes:
-    """Send one poll to this address and return the answer, head and body. Raises OSError if unreachable."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         writer.write(_REQUEST)

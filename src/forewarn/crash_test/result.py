@@ -186,7 +186,6 @@ def _did_run(timeline: Timeline, vm: str, claims: HandlerClaims) -> bool:
 
 
 def _find_warnings(plan: CrashTestPlan, cases: Sequence[CaseResult], grade: GradeReport) -> list[str]:
-    """Return what limits what the result says, as sentences, the most important first."""
     unknown = [case for case in cases if case.outcome is CaseOutcome.UNKNOWN]
     problems = Counter(case.verdict.reason for case in unknown if case.verdict.reason)
     reason = problems.most_common(1)[0][0] if problems else ""

@@ -88,10 +88,8 @@ def main() -> int:
 
 
 def _run_task(task: CaseTask) -> RawCaseResult:
-    """Run the case of this task and return what was observed.
-
-    Call it in the main thread, without a running event loop: it forks, and it handles SIGTERM and SIGINT meanwhile.
-    """
+    """Run the case of this task and return what was observed."""
+    # Call it in the main thread, without a running event loop: it forks, and it handles SIGTERM and SIGINT meanwhile.
     received: list[int] = []  # signals to stop, before the stage is open
     earlier = {n: signal.signal(n, lambda number, frame: received.append(number)) for n in _STOP_SIGNALS}
     try:
@@ -111,7 +109,6 @@ def _run_task(task: CaseTask) -> RawCaseResult:
 
 
 def _find_task_case(task: CaseTask) -> Case:
-    """Return the case of this task: of its case files, else a built-in one. Rejected if none has its id."""
     return find_case(task.case, [case for path in task.case_files for case in load_case_file(Path(path))])
 
 
@@ -195,7 +192,6 @@ async def play_case(case: Case, stage: LiveStage) -> RawCaseResult:
 
 
 async def _run_script(case: Case, stage: LiveStage, within_s: float) -> str:
-    """Run the script of the case; returns why its timeline must not be judged, or ""."""
     try:
         async with asyncio.timeout(within_s):
             await case.script(stage)

@@ -201,7 +201,6 @@ def _case_task(plan: CrashTestPlan, case: Case, directory: str) -> CaseTask:
 
 
 async def _run_process(task: CaseTask, within_s: float) -> RawCaseResult:
-    """Run one case in a process; returns its result, or one with the problem."""
     process = await asyncio.create_subprocess_exec(
         # -P: modules in the current directory, which is the handler's, must not replace ours.
         *(sys.executable, "-P", "-m", "forewarn.crash_test.run_case"),

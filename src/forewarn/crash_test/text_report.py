@@ -69,7 +69,6 @@ def _matrix(cases: Sequence[CaseResult]) -> Table:
 
 
 def _case_evidence(case: CaseResult, replay: str, *, is_expected: bool) -> Iterator[RenderableType]:
-    """Yield what was done, demanded and seen in a case that failed or was slow, and how to run it again."""
     headline = Text(f"\n{OUTCOME_SYMBOLS[case.outcome]} {case.id}", style=OUTCOME_STYLES[case.outcome])
     about = "expected by the baseline" if is_expected else str(case.severity)
     headline.append(f"  {_one_line(case.title)} ({about})", style="default not bold")
@@ -98,7 +97,6 @@ def _describe_disturbances(case: CaseResult) -> str:
 
 
 def _unknown_lines(cases: Sequence[CaseResult]) -> Iterator[RenderableType]:
-    """Yield why cases could not be judged, each reason once, with the cases below."""
     by_reason: dict[str, list[str]] = {}
     for case in cases:
         if case.outcome is CaseOutcome.UNKNOWN:
@@ -111,7 +109,6 @@ def _unknown_lines(cases: Sequence[CaseResult]) -> Iterator[RenderableType]:
 
 
 def _findings(case: CaseResult) -> list[Finding]:
-    """Return the findings that decide the outcome of a case."""
     return [finding for finding in case.verdict.findings if finding.outcome is case.outcome]
 
 

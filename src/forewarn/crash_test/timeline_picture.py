@@ -34,8 +34,6 @@ _TICK_STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 86_400)
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """Something on a row: a bar from `at` to `until`, or a mark at `at` if there is no `until`."""
-
     at: float
     label: str  # its tooltip, and what the text alternative says
     shape: str  # the class in the style sheet, and for marks also the shape
@@ -86,7 +84,6 @@ def _rows(timeline: Timeline, vm: str) -> Iterator[tuple[str, list[_Item]]]:
 
 
 def _event_items(timeline: Timeline, event: EventPublished) -> Iterator[_Item]:
-    """Yield a bar for the notice of an event, one from its start to its end, and a mark at its NotBefore."""
     start = next((item.at for item in timeline.of(EventStarted) if item.event == event.event), None)
     end = next((item.at for item in timeline.of(EventEnded) if item.event == event.event), timeline.ended_at)
     vms = ", ".join(event.vms)
@@ -99,7 +96,6 @@ def _event_items(timeline: Timeline, event: EventPublished) -> Iterator[_Item]:
 
 
 def _without_overlaps(items: Sequence[_Item], end: float) -> list[list[_Item]]:
-    """Return the items in as few rows as possible, so that neither bars nor the texts of marks overlap."""
     lanes: list[tuple[float, list[_Item]]] = []  # where the last item of a row ends, in the units of the picture
     for item in sorted(items, key=lambda item: item.at):
         begin = _x(item.at, end)
@@ -191,7 +187,6 @@ def _failure_line(at: float, end: float, height: int) -> str:
 
 
 def _describe(rows: Iterable[tuple[str, list[_Item]]]) -> str:
-    """Return all rows as one text: their items with times, or the number, the first and the last."""
     return " ".join(f"{label or 'also'}: {_describe_items(items)}." for label, items in rows)
 
 

@@ -50,7 +50,6 @@ def _repetition(count: int) -> Iterator[str]:
 
 
 def _describe(item: Observation) -> str:
-    """Return an observation as a clause; "": it is left out."""
     match item:
         case Polled() | Approved() | OtherRequest():
             return _describe_request(item) if item.by is Poller.HANDLER else ""

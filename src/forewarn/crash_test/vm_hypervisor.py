@@ -77,7 +77,6 @@ class VmHypervisor:
         await asyncio.gather(*self._acts.values(), return_exceptions=True)
 
     async def _carry_out(self, act: Act) -> str:
-        """Carry the act out and record its impact; returns a note for the history."""
         handler = self._processes.get(act.name)
         if handler is not None:
             await self._before_impact(act.name)
@@ -111,7 +110,6 @@ class VmHypervisor:
 
 
 def _duration_s(act: Act) -> float:
-    """Return how long the act takes or the VM is down, in seconds of the service's clock."""
     if act.verb in DOWN_S:
         return DOWN_S[act.verb]
     return float(act.duration_s) if act.duration_s >= 0 else USUAL_DURATION_S[act.verb]

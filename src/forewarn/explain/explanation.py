@@ -158,7 +158,6 @@ def _request_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]
 
 
 def _delivery_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]:
-    """One line per delivery to a VM; after the first ones, one line counts the rest."""
     for status in (EventState.SCHEDULED, EventState.STARTED):
         matching = sorted((d for d in facts.deliveries if _is_delivery_of(d, event, status)), key=lambda d: d.at)
         for delivery in matching[:_MAX_LISTED_VMS]:
@@ -265,7 +264,6 @@ def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
 
 
 def _hypervisor_sentences(live: Sequence[Event], facts: ScopeFacts) -> Iterator[str]:
-    """What performs acts on the VM; nothing if the sentences about an event in progress have said so."""
     if facts.hypervisor and not any(event.status is EventState.STARTED and event.unfinished_acts for event in live):
         yield f"The hypervisor is {facts.hypervisor}."
 
@@ -284,7 +282,6 @@ def _running_acts_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
 
 
 def _progress_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
-    """What the hypervisor says about unfinished acts, and the unreachable hosts that acts wait for."""
     noted = [act for act in event.unfinished_acts if facts.act_notes.get(act.id)]
     for act in noted[:_MAX_NOTED_ACTS]:
         yield f"The hypervisor reports for {act.name}: {facts.act_notes[act.id]}."
@@ -299,7 +296,6 @@ def _progress_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
 
 
 def _unanswered_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
-    """The acts that the hypervisor does not answer, and those that wait for such acts on their host."""
     noun = verb_noun(event.rules.verb)
     silent_s = {act.name: facts.unanswered_s[act.id] for act in event.unfinished_acts if act.id in facts.unanswered_s}
     if silent_s:
@@ -315,7 +311,6 @@ def _unanswered_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
 
 
 def _last_retry_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
-    """The last failed attempt of an unfinished act, if there was one."""
     names = {act.name for act in event.unfinished_acts}
     retries = [e for e in facts.entries if e.what is EntryKind.RETRIED and e.event_id == event.id and e.vm in names]
     if retries:
@@ -368,7 +363,6 @@ def _active_pollers_text(facts: ScopeFacts) -> str:
 
 
 def _event_summary_line(event: Event, vm: Vm, facts: ScopeFacts) -> ExplanationLine:
-    """One event in one line: its requester, cause and end; in the detail, how it went."""
     state = ending_text(event) if event.ending is not None else f"{event.status}"
     sentences = [
         *notice_phrases(event),
@@ -384,7 +378,6 @@ def _event_summary_line(event: Event, vm: Vm, facts: ScopeFacts) -> ExplanationL
 
 
 def _delivery_phrases(event: Event, vm: Vm, facts: ScopeFacts) -> Iterator[str]:
-    """Whether the event was delivered to this VM, else to another one."""
     deliveries = sorted((d for d in facts.deliveries if d.event_id == event.id), key=lambda d: d.at)
     own = next((d for d in deliveries if d.vm == vm.key), None)
     first = own or next(iter(deliveries), None)
@@ -432,7 +425,6 @@ _CONDITION_TEXTS = {
 
 
 def _condition_sentences(vm: Vm, facts: ScopeFacts) -> Iterator[str]:
-    """What its hosts report about a VM beside its power state, and whether its host answers at all."""
     if vm.removed_at is not None:
         return
     if vm.condition is VmCondition.CRASHED and vm.power is PowerState.RUNNING:

@@ -84,7 +84,6 @@ class ScopePoller:
         self.pace, self.at, self.version = pace, at, version
 
     def _will_poll_for(self, event: Event) -> bool:
-        """Return True if the next poll of this VM is expected to deliver the event to it for the first time."""
         kind = event.rules.kind
         shows = kind is not None and self.version in ALL_VERSIONS and version_lists_kind(self.version, kind)
         return shows and polling_state(self.pace) is PollingState.ACTIVE and self.at <= event.published_at

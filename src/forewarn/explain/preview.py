@@ -162,7 +162,6 @@ def _sentences(events: Sequence[PreviewedEvent], *, now: float, vms: int, over_a
 
 
 def _immediate_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
-    """One sentence per verb and reason, about what is done without an event."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for event in events:
         if event.listed:

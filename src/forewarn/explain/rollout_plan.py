@@ -238,8 +238,6 @@ def _first_begun(request: MaintenanceRequest, rollout: Rollout) -> BegunWave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pace:
-    """How long events of a rollout take: from publication to start, and from start to end."""
-
     now: float
     notice_s: float
     act_s: float
@@ -481,7 +479,6 @@ def _sentences(plan: RolloutPlan) -> Iterator[str]:
 
 
 def _sentences_about_cut(plan: RolloutPlan) -> Iterator[str]:
-    """Yield why a plan does not reach its end: budgets, or its size."""
     if plan.is_estimated:
         yield "It is too large to simulate, so its times are estimated."
     elif not plan.waits_for:

@@ -155,7 +155,6 @@ def rollout_title(request: MaintenanceRequest, rollout: Rollout) -> str:
 
 
 def _event_lines(events: Sequence[EventWithFacts]) -> tuple[ExplanationLine, ...]:
-    """One line per event in the order of publication; of pending events only the first ones."""
     live = [item for item in events if item.event.is_live]
     over = [item for item in events if not item.event.is_live]
     lines = [_event_line(item.event) for item in (*over, *live[:_MAX_LISTED_EVENTS])]
@@ -169,7 +168,6 @@ def _event_line(event: Event) -> ExplanationLine:
 
 
 def _request_lines(entries: Iterable[HistoryEntry]) -> Iterator[ExplanationLine]:
-    """Lines about the request as a whole; other lines tell about its events."""
     return (
         ExplanationLine(at=entry.at, text=entry.text)
         for entry in entries
@@ -217,7 +215,6 @@ def _state_text(rollout: Rollout, tally: RolloutTally) -> str:
 def _update_domain_sentences(
     events: Sequence[EventWithFacts], rollout: Rollout, progress: RolloutProgress
 ) -> Iterator[str]:
-    """Which update domains it works on, and what comes next: other ones, a wave, or its end."""
     live = [item for item in events if item.event.is_live]
     at = dict.fromkeys(f"update domain {item.event.update_domain} of {item.facts.title}" for item in live)
     if at:

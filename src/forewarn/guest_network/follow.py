@@ -79,7 +79,6 @@ async def _follow_until_signal(
 
 
 async def _wait(stop: asyncio.Event, monitor: LinkMonitor, timeout_s: float) -> bool:
-    """Wait for a change or the timeout; False if the process was told to stop."""
     waits = [asyncio.create_task(stop.wait()), asyncio.create_task(monitor.wait_for_change(timeout_s))]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for task in waits:

@@ -162,10 +162,7 @@ def _check_tap(interface: VmInterface, link: Link | None) -> None:
 
 
 def _number_for(*words: str) -> int:
-    """Return the mark or routing table for these words: the same on every host and in every run.
-
-    It is a hash, so that other words may rarely give the same number.
-    """
+    # It is a hash, so that other words may rarely give the same number.
     digest = hashlib.sha256("\0".join(words).encode()).digest()
     return _RANGE_START + int.from_bytes(digest[:8], "big") % _RANGE_SIZE
 
@@ -229,7 +226,6 @@ def _own_values(interfaces: Iterable[VmInterface]) -> dict[str, frozenset[Elemen
 
 
 def _rp_filter_path(device: str) -> str:
-    """Return the path, below /proc/sys, of the setting that drops packets from unexpected devices."""
     return f"net/ipv4/conf/{device}/rp_filter"
 
 

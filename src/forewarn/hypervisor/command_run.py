@@ -121,7 +121,6 @@ class CommandRun:
             return file.read(_OUTPUT_TAIL_BYTES)
 
     def _read_output_tail(self) -> str:
-        """Read the end of the output, and delete the file. The result counts, also if the output is lost."""
         try:
             text = self._output_tail().decode(errors="replace").strip()
             self.output.unlink(missing_ok=True)

@@ -262,7 +262,6 @@ def _connect(name: str) -> sqlite3.Connection:
 
 
 def _create_schema(connection: sqlite3.Connection, name: str) -> None:
-    """Create the tables in an empty file. Leaves a file of another program untouched."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         (found,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

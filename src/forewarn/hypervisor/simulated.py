@@ -162,7 +162,6 @@ class SimulatedHypervisor:
         return ActDone(ok=True, note=_outcome_text(effect))
 
     def _outcome_without_effect(self, act: Act, now: float) -> ActDone | None:
-        """The outcome that a rule gives this act, or gave it before; None if it takes effect."""
         if (recorded := self._ledger.find_outcome(act.id)) is not None:
             return recorded
         if fail_rule := self._behaviour.first_match(FailRule, act):

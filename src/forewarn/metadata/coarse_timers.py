@@ -52,7 +52,6 @@ class CoarseTimers(Generic[T]):
                 del self._slots[slot]
 
     def _next_slot(self) -> int | None:
-        """The earliest slot that has items."""
         while self._slot_heap and self._slot_heap[0] not in self._slots:
             heappop(self._slot_heap)
         return self._slot_heap[0] if self._slot_heap else None

@@ -450,7 +450,6 @@ class MetadataConnection(asyncio.Protocol):
         self._close_timer = self._state.loop.call_later(timeout_s, self._transport.abort)
 
     def _stop_processing(self) -> None:
-        """Process no further request."""
         self._is_closing = True
         self._cached_when_idle = _NO_RESPONSES
 

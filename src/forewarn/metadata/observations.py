@@ -44,8 +44,6 @@ ObservationBatch = tuple[list[LastPoll], list[EventDelivery]]  # the last poll o
 
 @dataclass(slots=True)
 class _VmActivity:
-    """How often one VM polled, and which of the listed events were delivered to it."""
-
     vm_id: str = ""  # "": not known yet
     scope_id: str = ""
     count: int = 0  # polls; of a worker only those since its last report
@@ -252,7 +250,6 @@ class GuestObservations:
         return PollingPace(max(0.0, now - activity.polled_at - activity.wait_s), gap_s)
 
     def _queue_poll(self, activity: _VmActivity, poll: LastPoll) -> None:
-        """Replace the queued poll of the VM, if there is one."""
         if activity.taken_at == _NEVER or poll.vm in self._new_vm_polls:
             self._new_vm_polls[poll.vm] = poll
             self._polls.pop(poll.vm, None)  # an older one, of a VM that was forgotten because of `max_vms`

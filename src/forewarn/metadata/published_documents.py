@@ -166,7 +166,6 @@ class PublishedDocuments:
             entry.waiters.pop(waiter, None)
 
     def _entry_for(self, view: GuestView) -> _PublishedEntry | None:
-        """Return the entry of the view's scope; None if the view is older."""
         entry = self._entries.get(view.scope_id)
         if entry is None or entry.scope.document is not view.document or entry.scope.epoch != view.epoch:
             return None

@@ -52,8 +52,6 @@ class RefusedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ParsedHead:
-    """A request without its body, and how the body is framed."""
-
     parsed: ParsedRequest
     body_bytes: int = 0
     is_chunked: bool = False
@@ -67,8 +65,6 @@ class _ParsedHead:
 
 @dataclass(slots=True)
 class _ParserCallbacks:
-    """The callbacks of httptools, which collect the parts of a request."""
-
     should_keep_alive: Callable[[], bool] = bool  # of the parser; valid only until the request is complete
     target: bytes = b""
     headers: list[tuple[str, str]] = field(default_factory=list)
@@ -195,8 +191,6 @@ class RequestParser:
 
 
 class _SizedBody:
-    """Reads a body with Content-Length."""
-
     __slots__ = ("_size", "received")
 
     is_too_large = False
@@ -210,7 +204,6 @@ class _SizedBody:
         return len(self.received) == self._size
 
     def next_piece_bytes(self, buffer: bytearray) -> int:
-        """Return how many bytes of the buffer belong to the body, at most."""
         return self._size - len(self.received)
 
     def feed(self, piece: bytes) -> None:
@@ -218,8 +211,6 @@ class _SizedBody:
 
 
 class _ChunkedBody:
-    """Reads a chunked body."""
-
     __slots__ = ("_callbacks", "_max_bytes", "_parser", "_wire_bytes_left")
 
     def __init__(self, head: bytes, max_bytes: int) -> None:
@@ -248,7 +239,6 @@ class _ChunkedBody:
 
 
 def _read_head(raw: bytes) -> _ParsedHead | ParsedRequest | RefusedRequest:
-    """Parse a head. A request without a body is complete and returned as ParsedRequest."""
     line = _REQUEST_LINE.match(raw)
     if line is None:
         return RefusedRequest(response=malformed_request())
@@ -282,10 +272,7 @@ def _read_head(raw: bytes) -> _ParsedHead | ParsedRequest | RefusedRequest:
 
 
 def _check_framing(request: HttpRequest, *, is_http10: bool) -> HttpResponse | None:
-    """Return the error for a wrong number of Host headers or a transfer coding other than chunked.
-
-    RFC 9112 demands it: a proxy in front of this server could read such a request differently.
-    """
+    # RFC 9112 demands it: a proxy in front of this server could read such a request differently.
     host_count = len(request.header_values("host"))
     if host_count > 1 or (host_count == 0 and not is_http10):
         return host_header_invalid()

@@ -67,11 +67,10 @@ class PreparedResponse:
 
 
 class _RequestIds:
-    """Makes the values of x-ms-request-id: GUIDs that differ in their last 12 digits, which count up.
+    """Makes the values of x-ms-request-id: GUIDs that differ in their last 12 digits, which count up."""
 
-    The prefix is random, so that the ids of several processes differ. Counting costs a poll less than a random GUID
-    does.
-    """
+    # The prefix is random, so that the ids of several processes differ. Counting costs a poll less than a random GUID
+    # does.
 
     __slots__ = ("next_number", "prefix")
 
@@ -81,10 +80,9 @@ class _RequestIds:
 
 
 class _IdentifiedResponse(PreparedResponse):
-    """A rendered response that also lacks the number of its request id, which each use of it adds.
+    """A rendered response that also lacks the number of its request id, which each use of it adds."""
 
-    `date` stays None, so that the response cache calls `bytes_at` for every hit.
-    """
+    # `date` stays None, so that the response cache calls `bytes_at` for every hit.
 
     __slots__ = ("_ids", "_rest", "_rest_date")
 
@@ -95,7 +93,6 @@ class _IdentifiedResponse(PreparedResponse):
         self._rest = b""
 
     def bytes_at(self, date: DateHeader) -> bytes:
-        """Return the complete response with this Date header and a new request id."""
         if self._rest_date is not date:
             self._rest_date, self._rest = date, b"\r\n" + date.line + self._after
         return b"%b%012x%b" % (self._before, self._ids.next_number(), self._rest)
@@ -162,7 +159,6 @@ def _header_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
 
 
 def _end(response: HttpResponse, keep_alive: bool, is_http10: bool) -> bytes:
-    """The Connection header, if there must be one, the empty line and the body."""
     end = b"\r\n"
     if not keep_alive:
         end = b"Connection: close\r\n\r\n"

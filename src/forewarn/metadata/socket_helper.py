@@ -118,7 +118,6 @@ async def accept_clients(server: socket.socket, distributor: SocketDistributor, 
 
 @contextmanager
 def _helper_socket(directory: Path) -> Iterator[socket.socket]:
-    """The listening Unix socket DATA/forewarn.sockets. `accept_clients` checks who connects."""
     path = directory / SOCKETS_FILE
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

@@ -201,7 +201,6 @@ class VmFaults:
 
 
 def _changed_faults(before: Sequence[Fault], after: Sequence[Fault]) -> list[Fault]:
-    """Return the faults that were added or removed; changed hit counts are ignored."""
     old, new = [fault.without_counts for fault in before], [fault.without_counts for fault in after]
     return [fault for fault in (*old, *new) if fault not in old or fault not in new]
 

@@ -103,8 +103,6 @@ class ServiceMetrics:
 
 
 class _ServiceCollector(Collector):
-    """Reads the current values of fleet, control, workers and webhooks at each scrape."""
-
     def __init__(self, control: ControlPlane, worker_lags: WorkerLags) -> None:
         self._control, self._worker_lags = control, worker_lags
         self.polling_report: PollingReport | None = None

@@ -114,7 +114,6 @@ def _parse_entry(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_entry(entry: dict[str, Any]) -> bool:
-    """Whether this is the beginning or the outcome of an act, with all that belongs to it."""
     if not isinstance(entry.get("act"), str):
         return False
     if "verb" in entry:

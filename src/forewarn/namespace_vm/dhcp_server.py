@@ -67,7 +67,6 @@ def parse_options(packet: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _reply_header(packet: bytes, lease: DhcpLease) -> bytes:
-    """The header of the reply: the client's transaction id and hardware address, and its new address."""
     start = b"\x02" + packet[1:4] + packet[4:8] + b"\0\0" + packet[10:12]
     addresses = packet[12:16] + lease.address.packed + lease.router.packed + packet[24:28]
     return start + addresses + packet[28:44] + bytes(64 + 128)

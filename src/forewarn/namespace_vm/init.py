@@ -134,7 +134,6 @@ class VmInit:
         return self._program
 
     def _run_command(self, argv: list[str]) -> int:
-        """Start a command beside the program, without output; returns its pid. `finished` tells its end."""
         nothing = os.open(os.devnull, os.O_WRONLY)
         try:
             pid = start_program(replace(self._spec, argv=tuple(argv), output=nothing, owns_terminal=False), {})
@@ -158,7 +157,6 @@ class VmInit:
             self._stopped_before = None
 
     def _signal(self, number: int) -> bool:
-        """Send a signal to all processes, stopped ones too; returns whether there are any."""
         _signal_all(number)
         _signal_all(signal.SIGCONT)
         self._stopped_before = None
@@ -173,7 +171,6 @@ class VmInit:
         self._reap_children()
 
     def _reap_children(self) -> bool:
-        """Reap exited children, and report the program's exit and the last exit; returns whether none is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -315,7 +312,6 @@ def _reset_signals() -> None:
 
 
 def _signal_all(number: int) -> None:
-    """Send a signal to every process of the VM except init; there may be none."""
     try:
         os.kill(-1, number)
     except ProcessLookupError:
@@ -331,10 +327,8 @@ def _stop_all() -> frozenset[int]:
 
 
 def _continue_all(excluded: frozenset[int]) -> None:
-    """Continue every process except init and the pids in `excluded`; all if /proc does not list them.
-
-    Higher pids come first, so usually children before their parents, and no shell sees stopped jobs.
-    """
+    """Continue every process except init and the pids in `excluded`; all if /proc does not list them."""
+    # Higher pids come first, so usually children before their parents, and no shell sees stopped jobs.
     try:
         pids = set(_list_pids()) if _is_own_proc_mounted() else None
     except OSError:  # /proc cannot be read: continue all, so that none stays stopped
@@ -350,18 +344,15 @@ def _continue_all(excluded: frozenset[int]) -> None:
 
 
 def _list_pids() -> Iterator[int]:
-    """Yields the pids of all processes except init; none if /proc belongs to another pid namespace."""
     if _is_own_proc_mounted():
         yield from (int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1")
 
 
 def _is_own_proc_mounted() -> bool:
-    """Whether /proc shows the processes of this pid namespace."""
     return os.readlink("/proc/self") == str(os.getpid())
 
 
 def _thread_states(pid: int) -> set[str]:
-    """The states of a process's threads, as letters of proc(5); empty if it is gone."""
     pids = set()
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

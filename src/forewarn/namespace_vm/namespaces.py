@@ -132,7 +132,6 @@ class VmNamespaces:
 
 
 def _start_init(control: socket.socket, spec: VmSpec) -> NoReturn:
-    """In the helper process: create or enter the namespaces, and fork the init process inside them."""
     try:
         _close_other_descriptors({0, 1, 2, control.fileno(), spec.output})
         _enter_namespaces(spec)

@@ -97,7 +97,6 @@ def _attribute(type_: int, value: bytes) -> bytes:
 
 
 def _send_request(type_: int, body: bytes, flags: int = 0) -> None:
-    """Send one request to the kernel. Raises OSError if it refuses."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:  # 0: NETLINK_ROUTE
         sock.send(struct.pack("=IHHII", 16 + len(body), type_, flags | _REQUEST | _ACK, 1, 0) + body)
         answer = sock.recv(65536)

@@ -56,7 +56,6 @@ def _die_with_supervisor() -> None:
 
 
 def _is_connected(child: subprocess.Popen[bytes], pid: int) -> bool:
-    """Wait until the VM has a default route; False if the tool ended or takes too long."""
     routes = Path(f"/proc/{pid}/net/route")
     for _ in range(_MAX_ROUTE_CHECKS):
         if any(line.split()[1] == "00000000" for line in routes.read_text().splitlines()[1:]):

@@ -58,7 +58,6 @@ class OutputLog:
             asyncio.get_running_loop().remove_reader(self._read_end)  # nobody can write any more
 
     def _copy_available(self) -> bool:
-        """Copy all that is in the pipe now; return False at its end."""
         try:
             data = os.read(self._read_end, _PIPE_BYTES)
         except BlockingIOError:

@@ -64,7 +64,6 @@ def run_vm(options: VmRunOptions, print_message: PrintMessage) -> int:
 
 
 def _run_vm(options: VmRunOptions, print_message: PrintMessage) -> int:
-    """As `run_vm`, but raises OSError if the system fails."""
     config = SupervisorConfig(
         name=options.vm, program=options.program, data=options.data, grace_s=options.grace_s, first_boot_id=str(uuid4())
     )
@@ -106,7 +105,6 @@ def _run_vm(options: VmRunOptions, print_message: PrintMessage) -> int:
 
 
 def _prepare_vm(vm: VmDescription, boot_id: str) -> VmActJournal:
-    """Create the VM's directories, boot id file and journal, and finish interrupted acts."""
     for directory in (vm.directory, vm.ephemeral):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     boot_id_file(vm).write_text(f"{boot_id}\n")

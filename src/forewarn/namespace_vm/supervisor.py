@@ -144,7 +144,6 @@ class VmSupervisor:
             await asyncio.gather(connection_task, return_exceptions=True)
 
     async def _wait_for_first(self, *reasons: asyncio.Event | asyncio.Task[None]) -> None:
-        """Wait for the first of these; raise the error of a task that failed."""
         waits = [r if isinstance(r, asyncio.Task) else asyncio.create_task(_wait_for_event(r)) for r in reasons]
         finished, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait, reason in zip(waits, reasons, strict=True):
@@ -194,7 +193,6 @@ class VmSupervisor:
             connection = await self._reconnect()
 
     async def _reconnect(self) -> ServiceConnection:
-        """A new connection, as soon as a service runs again."""
         while True:
             await asyncio.sleep(RETRY_S)
             try:

@@ -61,7 +61,6 @@ def runs_platform(context: PortalContext) -> bool:
 
 
 def _form_link(title: str, form: str, **values: str | Sequence[str]) -> AttentionLink:
-    """A link to a form, filled in with these values."""
     return AttentionLink(title=title, href=f"{PORTAL_PREFIX}/forms/{form}?{urlencode(values, doseq=True)}")
 
 
@@ -128,7 +127,6 @@ def _unprepared_items(context: PortalContext, unprepared: Mapping[str, ExpectedE
 
 
 def _approval_items(context: PortalContext, events: Sequence[Event], unprepared: set[str]) -> Iterator[AttentionItem]:
-    """Yield what needs attention among events that start soon, which VMs know of but have not approved."""
     latest = context.now() + APPROVAL_LEAD_S
     missing = [
         event
@@ -222,7 +220,6 @@ def _rollout_item(
 
 
 def _title(request: MaintenanceRequest) -> str:
-    """Such as `Rollout 1b2c3d4e, update over 6 hosts`."""
     assert request.rollout is not None
     title = rollout_title(request, request.rollout).replace(request.id, request.id[:8], 1)
     return f"R{title[1:]}"

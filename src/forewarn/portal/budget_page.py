@@ -87,7 +87,6 @@ def _budget_row(group: BudgetGroupView) -> BudgetRow:
 
 
 def _over_text(view: BudgetView) -> str:
-    """The VMs that a budget counts, such as `each location, VMs with tag team=web`."""
     grouping, _, tag = view.per.partition(":")
     groups = f"each value of the tag {tag}" if tag else f"each {grouping.replace('-', ' ')}"
     selected = [

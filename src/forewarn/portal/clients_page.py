@@ -50,8 +50,6 @@ CLIENT_FILTER_LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class _RosterEntry:
-    """One VM of a roster: how it polls, and the pending event that it is least prepared for, if any."""
-
     key: str
     polling_state: PollingState
     pending_event: ExpectedEvent | None  # None: no listed event of it is scheduled
@@ -62,7 +60,6 @@ class _RosterEntry:
         return self.pending_event is not None and self.pending_event.awareness is EventAwareness.NO_VM
 
     def matches(self, client_filter: ClientFilter) -> bool:
-        """Whether a page with this filter lists this VM; ALL lists every VM."""
         match client_filter:
             case ClientFilter.UNPREPARED:
                 return self.is_unprepared
@@ -281,7 +278,6 @@ class _ScopeRecords:
         return {last_poll.vm: last_poll for last_poll in self._store.last_polls(scope_id=scope_id)}
 
     def _read_approvals(self, scope_id: str) -> dict[str, list[float]]:
-        """The times of approvals, by the name of the approver."""
         found: dict[str, list[float]] = {}
         for event in self._store.events(scope_id=scope_id, limit=_MAX_EVENTS):
             if event.approved_at is not None:
@@ -290,7 +286,6 @@ class _ScopeRecords:
 
 
 def _client_view(context: PortalContext, records: _ScopeRecords, entry: _RosterEntry) -> PollingClientView | None:
-    """The view of a VM; None if it was removed meanwhile."""
     vm = context.store.vm(entry.key)
     if vm is None or vm.removed_at is not None:
         return None
@@ -321,7 +316,6 @@ def _client_view(context: PortalContext, records: _ScopeRecords, entry: _RosterE
 
 
 def _delivery_delays(context: PortalContext, vm: Vm) -> list[float]:
-    """Seconds from publication to delivery of the VM's last events, oldest first."""
     deliveries = [
         delivery for delivery in context.store.deliveries(vm=vm.key) if delivery.status == EventState.SCHEDULED
     ]
@@ -348,7 +342,6 @@ def _kind_name(event: Event) -> str:
 
 
 def _unprepared_reason(entry: _RosterEntry, last_poll: LastPoll | None) -> str:
-    """Why no handler knows of the VM's pending event."""
     assert entry.pending_event is not None
     kind = entry.pending_event.event.rules.kind
     match entry.polling_state:

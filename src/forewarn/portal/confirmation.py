@@ -145,7 +145,6 @@ async def confirmation_page(
 
 
 async def _preview(context: PortalContext, form: Form, call: HandlerCall) -> Preview:
-    """The preview of a form; without events if it has none, or if the request is too large."""
     if (route := form.preview_route(context.api_routes)) is None:
         assert not isinstance(form.preview, str)
         return _preview_without_events(context, form.preview(context, call))
@@ -165,7 +164,6 @@ def _preview_without_events(context: PortalContext, sentences: Iterable[str]) ->
 
 
 def _summary(preview: Preview) -> str:
-    """What would happen to how many VMs, such as `Reboot of 12 VMs in 3 batches`; else the first sentence."""
     if not preview.events:
         return preview.sentences[0]
     batches = preview.events[-1].wave
@@ -197,7 +195,6 @@ def _previewed_batch(number: int, events: Sequence[PreviewedEvent]) -> Previewed
 
 
 def _operations_text(events: Sequence[PreviewedEvent]) -> str:
-    """What is done to how many VMs: `Reboot of 12 VMs`, or several of these with commas."""
     vms_by_kind: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
     for event in events:
         vms_by_kind[event.kind or verb_noun(event.verb)].update((event.scope, name) for name in event.vms)

@@ -50,7 +50,6 @@ def _short_notice_warnings(context: PortalContext, events: Sequence[PreviewedEve
 
 
 def _minimum_notice_s(context: PortalContext, event: PreviewedEvent) -> int:
-    """The shortest notice that Azure gives for such an event; of a Terminate, the setting of the VM."""
     rules = CAUSE_RULES[Cause(event.cause)]
     if rules.kind is not Kind.TERMINATE:
         return rules.minimum_notice_s
@@ -80,7 +79,6 @@ def _title_of_scope(context: PortalContext, scope_id: str) -> str:
 
 
 def _polls_by_scope(context: PortalContext, scope_ids: Collection[str]) -> dict[str, list[LastPoll]]:
-    """The last polls of each scope."""
     if len(scope_ids) <= _MAX_SCOPE_QUERIES:
         return {scope_id: context.store.last_polls(scope_id=scope_id) for scope_id in scope_ids}
     polls: dict[str, list[LastPoll]] = {scope_id: [] for scope_id in scope_ids}
@@ -91,7 +89,6 @@ def _polls_by_scope(context: PortalContext, scope_ids: Collection[str]) -> dict[
 
 
 def _describe_silence(context: PortalContext, polls: Sequence[LastPoll]) -> str | None:
-    """Since when no client polls, in words; None if one does."""
     if not polls:
         return "no client has polled yet"
     pace_of = context.dependencies.pace_of

@@ -43,8 +43,6 @@ class FailedAct:
 
 
 class _LiveEvents:
-    """The ids of the live events of the fleet or of one resource group, by time."""
-
     __slots__ = ("scheduled", "started")
 
     def __init__(self) -> None:
@@ -52,11 +50,9 @@ class _LiveEvents:
         self.started: dict[str, None] = {}  # ids, those that started first at the beginning
 
     def scheduled_ids(self, first: int = 0) -> Iterator[str]:
-        """The ids of the scheduled events, from this position on."""
         return (event_id for _, event_id in islice(self.scheduled, first, None))
 
     def update(self, before: Event | None, event: Event) -> None:
-        """Adds, moves or removes an event; `before` is what it was, if it was live."""
         if before is not None and before.status is EventState.SCHEDULED:
             self.scheduled.pop(bisect_left(self.scheduled, (before.not_before, before.id)))
         if event.status is EventState.SCHEDULED:
@@ -128,7 +124,6 @@ class EventIndex:
             self._apply_commit(commit)
 
     async def _read_outcomes(self, since: float, until: float) -> None:
-        """Notes the outcomes of all acts of events that ended in this time, in batches, the oldest first."""
         limit = _BATCH_SIZE
         while since <= until:
             batch = self._store.events_ended_between(since, until, limit=limit, newest=False)
@@ -226,7 +221,6 @@ class EventIndex:
         return min(found, default=None)
 
     def _parts(self, scopes: VisibleScopes | None) -> Iterator[tuple[_LiveEvents, frozenset[str] | None]]:
-        """The live events to search, each with the ids of the wanted scopes; None: all are wanted."""
         if scopes is None:
             yield self._all, None
             return

@@ -103,7 +103,6 @@ def resolve(
 
 
 def _nearest_choice(value: str, choices: Sequence[FilterChoice]) -> FilterChoice | None:
-    """The choice whose value or label is most like `value`, ignoring letter case; None if none is like it."""
     by_text = {text.casefold(): choice for choice in choices for text in (choice.value, choice.label)}
     close = similar_names(value.strip().casefold(), by_text, cutoff=_MIN_LIKENESS)
     return by_text[close[0]] if close else None

@@ -138,8 +138,6 @@ _MAX_CACHED_VIEWERS = 64  # sets of grants whose visible VMs are cached
 
 
 class _Locations(NamedTuple):
-    """Where some VMs of a group are: the ids of their scopes, and the names of their hosts."""
-
     scopes: frozenset[str]
     hosts: frozenset[str]
 
@@ -340,7 +338,6 @@ class FleetOverview:
         return [(key, state) for key in changed_keys if (state := self._update_vm(key)) is not None]
 
     def _apply_event(self, event: Event) -> Iterator[str]:
-        """The keys of the VMs on which the event has another effect than before."""
         effects_by_event = self._event_effects.setdefault(event.scope_id, {})
         old, new = effects_by_event.get(event.id, {}), vm_states_during(event)
         if event.is_live:
@@ -352,7 +349,6 @@ class FleetOverview:
         return (key for key in {**old, **new} if old.get(key) is not new.get(key))
 
     def _update_vm(self, key: str) -> VmState | None:
-        """Updates the block and the state of a VM; returns its state if either changed."""
         group = self._groups.get(_group_id_of(key))
         if not self._directory.has(key):
             return self._remove_vm(key, group) if group is not None else None
@@ -385,7 +381,6 @@ class FleetOverview:
         return combine_vm_states(effects_on_vm, self._directory.power_of(key))
 
     def _invalidate(self, group: GroupOverview) -> None:
-        """Drops cached results, after a VM was added to the group or removed."""
         self._derived.clear()
         for cached in self._visible_cache.values():
             cached.pop(group.id, None)

@@ -40,8 +40,6 @@ class _VmFilter:
 
 @dataclass(frozen=True, slots=True)
 class _SelectedBlock:
-    """The VMs of one block that match a filter, or those of them that are on one page."""
-
     group: GroupOverview  # the resource group of the block
     block: VmBlock
     keys: Sequence[str]  # of these VMs, in the order of the block
@@ -90,19 +88,15 @@ PageStart = tuple[int, int]  # the index of a page's first block, and of the fir
 
 @dataclass(frozen=True, slots=True)
 class _FleetPagination:
-    """The VMs that a search selects, divided into pages."""
-
     blocks: Sequence[_SelectedBlock]  # on all pages
     starts: Sequence[PageStart]  # one for each page; empty if there are no VMs
     vm_count: int  # on all pages
 
     @property
     def page_count(self) -> int:
-        """The number of pages, at least 1."""
         return max(1, len(self.starts))
 
     def blocks_on_page(self, number: int) -> list[_SelectedBlock]:
-        """The blocks on a page, each with only its VMs on that page; [] if there are no VMs."""
         if not self.starts:
             return []
         first, start = self.starts[number - 1]
@@ -114,7 +108,6 @@ class _FleetPagination:
         return [selected for selected in blocks if selected.keys]
 
     def first_vms(self, max_vms: int) -> list[_SelectedBlock]:
-        """The blocks with the first `max_vms` VMs of all pages, for an export."""
         blocks: list[_SelectedBlock] = []
         left = max_vms
         for selected in self.blocks:
@@ -127,7 +120,6 @@ class _FleetPagination:
 
 
 def _paginate_fleet(overview: FleetOverview, directory: VisibleDirectory, vm_filter: _VmFilter) -> _FleetPagination:
-    """Divides the VMs that the user may see and the filter matches into pages."""
     if directory.sees_everything and vm_filter == _VmFilter():
         return overview.cached(_paginate_all, directory)
     return _split_into_pages(_select_blocks(overview, directory, vm_filter))
@@ -250,7 +242,6 @@ async def _resource_group_view(context: PortalContext, blocks: list[_SelectedBlo
 
 
 async def _selected_block_view(context: PortalContext, selected: _SelectedBlock) -> VmBlockView | None:
-    """The view of a block; None if its VMs were removed meanwhile."""
     wanted_keys = dict.fromkeys(selected.keys)
     scope_ids = [f"vm:{key}" for key in selected.keys] if selected.block.is_standalone else [selected.block.id]
     scopes: list[Scope] = []

@@ -244,7 +244,6 @@ _WITHOUT_POLLS_FIELD = FormField(
 
 
 def _advance_body(context: RequestContext, values: FormValues) -> dict[str, Any]:
-    """The duration by which to advance the clock, from one of the two fields."""
     by_s, until = _ADVANCE_BY_FIELD.parse(values), _ADVANCE_TO_FIELD.parse(values)
     if (by_s is None) == (until is None):
         raise Rejected("the clock advances by a duration or to a time: give one of them")

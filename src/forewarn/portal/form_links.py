@@ -95,7 +95,6 @@ def _has_pending_maintenance(scope: Scope, vm: Vm) -> bool:
 
 
 def _links_to(names: Iterable[str]) -> tuple[FormLink, ...]:
-    """Links to these forms, with those to destructive forms last."""
     return tuple(sorted(map(_form_link, names), key=lambda link: bool(link.danger)))
 
 

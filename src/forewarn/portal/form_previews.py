@@ -58,7 +58,6 @@ def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def _describe_approval(context: RequestContext, scope: Scope, event: Event) -> list[str]:
-    """Says when a scheduled event would start if it were approved now, or what it would wait for."""
     if event.approved_at is not None:
         return [f"{_event_title(event)} is already approved, by {event.approved_by}."]
     if not event.rules.has_impact:

@@ -124,7 +124,6 @@ def _field_choices(
 def _mark_chosen(
     offered: Sequence[FieldChoice], texts: list[str]
 ) -> tuple[tuple[FieldChoice, ...], Sequence[str], bool]:
-    """The choices, texts that are none of them, and whether some (never a chosen one) are left out."""
     wanted = {text.casefold() for text in texts}
     chosen = [
         msgspec.structs.replace(choice, is_chosen=True) for choice in offered if choice.value.casefold() in wanted
@@ -260,7 +259,6 @@ def _form_response(
     values: FormValues,
     error: Exception | None = None,
 ) -> Response:
-    """The form filled in with `values`, with the message of `error`."""
     status, message = (200, "") if error is None else status_and_message(error, Surface.PORTAL)
     return page_response(
         "form.html", context, session, request, status=status, page=_form_page(context, form, values, message)
@@ -268,8 +266,6 @@ def _form_response(
 
 
 class _FormRequest:
-    """One request for a form: opened, submitted for a preview, or confirmed."""
-
     def __init__(
         self,
         context: PortalContext,
@@ -285,7 +281,6 @@ class _FormRequest:
         self._idempotency_keys = idempotency_keys
 
     async def show(self) -> Response:
-        """The form; or its confirmation, if the link fills it in and the form confirms directly."""
         form, values = self._form, _query_values(self._request)
         _require_right_somewhere(self._context, form)
         if not form.confirms_directly or not any(field.name in values for field in form.fields):
@@ -296,7 +291,6 @@ class _FormRequest:
             return _form_response(self._context, self._session, self._request, form, values, error)
 
     async def submit(self) -> Response:
-        """The confirmation; once confirmed, makes the API call and redirects to its result."""
         fields = await _read_form(self._request)
         require_csrf_token(self._session, self._request.headers, fields)
         _require_right_somewhere(self._context, self._form)
@@ -337,7 +331,6 @@ class _FormRequest:
         return route.show_repeated is not None and self._context.control.request_keys.find(key_of_call) is not None
 
     def _api_call(self, values: FormValues) -> HandlerCall:
-        """The API call that the form makes. Raises Forbidden or Rejected as the API would, before it is made."""
         call = self._unchecked_call(values)
         authorize_and_parse(self._form.api_route(self._context.api_routes), self._context, call)
         return call

@@ -34,8 +34,6 @@ _SHARES = ((0.5, "most"), (0.1, "some"))  # of the VMs of a cell: at least this 
 
 @dataclass(frozen=True, slots=True)
 class _Area:
-    """A part of the map: a scope, the standalone VMs of a group, a group, or the whole fleet."""
-
     id: str  # a block id, `group:SUBSCRIPTION/GROUP`, or "fleet"
     first_key: str  # of its VMs
     size: int  # VMs
@@ -45,14 +43,11 @@ class _Area:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The areas of a map, and the number of the cell of every VM."""
-
     areas: Sequence[_Area]
     cell_of: dict[str, int]  # by VM key
     vms_per_cell: int  # in the last cell of an area may be fewer
 
     def vms_in_cell(self, area: _Area, cell: int) -> int:
-        """How many VMs are in this cell of the area."""
         return min(self.vms_per_cell, area.size - (cell - area.first_cell) * self.vms_per_cell)
 
 
@@ -60,7 +55,6 @@ _Part = tuple[str, Iterable[str], int]  # the id of an area, the keys of its VMs
 
 
 def _make_layout(overview: FleetOverview, directory: VisibleDirectory) -> _Layout:
-    """The layout of the VMs that a user may see; `FleetOverview.cached` keeps it."""
     parts = _divide(list(overview.visible_groups(directory)))
     total = sum(size for _, _, size in parts)
     per_cell = max(1, math.ceil(total / MAX_CELLS))
@@ -79,7 +73,6 @@ def _make_layout(overview: FleetOverview, directory: VisibleDirectory) -> _Layou
 
 
 def _divide(groups: Sequence[tuple[GroupOverview, VisibleKeys]]) -> list[_Part]:
-    """Divides the fleet into blocks, or groups, or not at all, so that there are at most MAX_AREAS."""
     if sum(len(group.blocks) for group, _ in groups) <= MAX_AREAS:
         blocks = [(block, _visible_in(block, visible)) for group, visible in groups for block in group.blocks.values()]
         return [(block.id, keys, len(keys)) for block, keys in blocks if keys]
@@ -181,7 +174,6 @@ _CellCounts = dict[int, Counter[VmState]]  # number of a cell → its VMs by sta
 
 
 def _count_by_cell(context: PortalContext, layout: _Layout) -> tuple[_CellCounts, dict[int, str]]:
-    """Counts the VMs that are not running by cell; also returns the key of one of them for each cell."""
     counts: _CellCounts = {}
     keys: dict[int, str] = {}
     for group, _ in context.overview.visible_groups(context.directory):

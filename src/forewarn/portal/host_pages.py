@@ -137,7 +137,6 @@ async def show_hosts_page(context: PortalContext, call: HandlerCall, query: Host
 
 
 def _visible_hosts(context: PortalContext) -> list[Host]:
-    """All hosts, or those with a VM that the user may see."""
     hosts = context.control.placement.hosts()
     if context.can_see_everything():
         return hosts
@@ -147,7 +146,6 @@ def _visible_hosts(context: PortalContext) -> list[Host]:
 
 
 async def _all_cards(context: PortalContext, hosts: list[Host]) -> list[HostCard]:
-    """The cards of an export: with all VMs, up to its limit."""
     cards: list[HostCard] = []
     left = MAX_EXPORT_ROWS
     async for host in iterate_cooperatively(hosts, 5):
@@ -208,7 +206,6 @@ async def show_host_page(context: PortalContext, call: HandlerCall, query: PageQ
 
 
 def _arriving_vms(context: PortalContext, host: Host) -> Iterator[Vm]:
-    """The VMs on other hosts that move to this one, as far as the user may see them."""
     for vm in map(context.store.vm, context.control.placement.vms_moving_to(host.name)):
         if vm is not None and vm.host != host.name and context.can_see(vm):
             yield vm

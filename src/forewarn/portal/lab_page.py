@@ -126,7 +126,6 @@ def _clock_jump(context: RequestContext, after: int, until: int) -> ClockJump:
 
 
 def _due_items(context: RequestContext) -> tuple[DueItem, ...]:
-    """The next notices to end, and the next fault of a storm."""
     many = context.store.counts().events > _MAX_LIVE_EVENTS
     scheduled = [] if many else context.store.events(statuses=[EventState.SCHEDULED])
     events = sorted(

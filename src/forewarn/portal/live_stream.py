@@ -41,7 +41,6 @@ class _LiveMessageEncoder:
         self._hub = hub
 
     def initial_messages(self, after: int | None, age_s: float | None = None) -> bytes:
-        """The first messages of a stream: clock, health of the store, hold, what the page missed, counts."""
         known = self._context.store.last_seq() if after is None else after
         batch = self._hub.changes_since(known)
         resumed = self._reset_message() if batch is None else self._change_message(batch)
@@ -58,7 +57,6 @@ class _LiveMessageEncoder:
         )
 
     def encode_updates(self, pending: PendingUpdates) -> bytes:
-        """The messages for pending updates, joined; b"" if there are none or the user may see none of them."""
         return b"".join(self._update_messages(pending))
 
     def _update_messages(self, pending: PendingUpdates) -> Iterator[bytes]:
@@ -108,7 +106,6 @@ class _LiveMessageEncoder:
         return _json_message("health", self._hub.health)
 
     def _hold_message(self) -> bytes:
-        """The banner about the hold on all rollouts, as HTML; hidden if there is none. Every user may see it."""
         return _json_message("hold", {"html": render_hold(self._context)})
 
 
@@ -161,7 +158,6 @@ def _last_event_id(request: Request) -> int | None:
 
 
 def _page_age_s(request: Request) -> float | None:
-    """How many seconds ago the page was up to date; None if it does not say."""
     text = request.query_params.get("age")
     if text is None:
         return None
@@ -197,7 +193,6 @@ class _LiveStreamResponse(Response):
 
 
 async def _close_on_disconnect(receive: Receive, subscriber: LiveSubscriber) -> None:
-    """Closes the subscriber when the browser disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     subscriber.close()
@@ -206,7 +201,6 @@ async def _close_on_disconnect(receive: Receive, subscriber: LiveSubscriber) -> 
 async def _stream_messages(
     context: PortalContext, hub: LiveUpdateHub, subscriber: LiveSubscriber, initial: bytes
 ) -> AsyncIterator[bytes]:
-    """The messages of a stream, until the subscriber is closed or the user signed out."""
     loop = asyncio.get_running_loop()
     encoder = _LiveMessageEncoder(context, hub)
     yield initial

@@ -333,8 +333,6 @@ class LiveUpdateHub:
             subscriber.notify_nodes()
 
     def _schedule_once(self, name: str, delay_s: float, send: Callable[[], None]) -> None:
-        """Calls `send` after a delay, unless a call of this name is already scheduled."""
-
         def run() -> None:
             del self._timers[name]
             send()

@@ -185,7 +185,6 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
         )
 
     def _longest_notice(self) -> float:
-        """Where the scale ends, in seconds: a step if one fits."""
         values = [value for c in self.columns for value in (c.promised_s, c.given_s) if value is not None]
         high = max(values, default=900)
         return max(high, min((step for step in _SCALE_STEPS_S if step * _SCALE_TOLERANCE >= high), default=high))
@@ -237,7 +236,6 @@ def _suitable_span(first: float | None, now: float) -> str:
 
 
 def _window_for(span: str, now: float) -> TimeWindow:
-    """The window that ends with the column in which `now` is."""
     span_s, column_s = CHART_SPANS[span]
     until = (now // column_s + 1) * column_s
     return TimeWindow(since=until - span_s, until=until)

@@ -48,14 +48,10 @@ _EXACT, _BEGINNING, _CONTAINING = range(3)
 
 
 class _PaletteQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the command palette."""
-
     q: Annotated[str, Meta(max_length=200)] = ""  # letter case is ignored; "": the pages, and what the user may do
 
 
 class _PaletteResult(BaseView, frozen=True, kw_only=True):
-    """One result: a page to go to, or a form to open."""
-
     kind: str  # page, action, VM, host, scope, event or rollout
     title: str
     detail: str  # more about it, in words
@@ -64,8 +60,6 @@ class _PaletteResult(BaseView, frozen=True, kw_only=True):
 
 
 class _PaletteResults(BaseView, frozen=True, kw_only=True):
-    """The results of a search, the best first."""
-
     results: tuple[_PaletteResult, ...]  # at most MAX_RESULTS
 
 
@@ -95,7 +89,6 @@ def palette_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
 
 
 def _search_palette(context: PortalContext, text: str) -> _PaletteResults:
-    """At most MAX_RESULTS results for a text, the best first, among what the user may see and do."""
     wanted = " ".join(text.split()).casefold()
     vms = _found_vms(context, wanted, _MAX_VMS)
     found = [
@@ -113,7 +106,6 @@ def _search_palette(context: PortalContext, text: str) -> _PaletteResults:
 
 
 def _rank(name: str, wanted: str) -> int | None:
-    """How well a name matches; the beginning of any of its words counts as a beginning."""
     folded = name.casefold()
     if folded == wanted:
         return _EXACT
@@ -132,7 +124,6 @@ def _pages(context: PortalContext, wanted: str) -> Iterator[_RankedResult]:
 
 
 def _actions(context: PortalContext, wanted: str) -> Iterator[_RankedResult]:
-    """Forms that the user may submit and that need no id of an event, a rollout or a replay."""
     _, _, is_lab = context.control.lab_clock.status()
     matching = 0
     for form in FORMS.values():
@@ -228,12 +219,10 @@ def _scopes(context: PortalContext, wanted: str) -> Iterator[_RankedResult]:
 
 
 def _scope_name(scope_id: str) -> str:
-    """The part of its id that names it: `web` of `set:sub/lab/web`."""
     return "/".join(scope_id.split("/")[2:])
 
 
 def _events(context: PortalContext, wanted: str, vms: Sequence[Vm]) -> Iterator[_RankedResult]:
-    """An event by its id, live events of the VMs found, and live events of a kind."""
     found: dict[str, tuple[Event, int]] = {}
     if _EVENT_ID.fullmatch(wanted):
         found.update((event.id, (event, rank)) for event, rank in _events_by_id(context, wanted.upper()))
@@ -253,7 +242,6 @@ def _events(context: PortalContext, wanted: str, vms: Sequence[Vm]) -> Iterator[
 
 
 def _events_by_id(context: PortalContext, wanted: str) -> Iterator[tuple[Event, int]]:
-    """The event with this id, live or over, or a few live events whose ids begin like this."""
     if len(wanted) == _EVENT_ID_LENGTH:
         event = context.store.event(wanted)
         if event is not None and context.can_see_scope(event.scope_id):
@@ -264,7 +252,6 @@ def _events_by_id(context: PortalContext, wanted: str) -> Iterator[tuple[Event, 
 
 
 def _live_events(context: PortalContext) -> Iterator[Event]:
-    """The live events that the user may see, from memory: those that have started, then the next ones."""
     visible = context.overview.visible_scopes(context.directory)
     live = chain(context.events.started(), context.events.scheduled())
     return (event for event in live if visible is None or event.scope_id in visible)

@@ -80,7 +80,6 @@ class PollingMonitor:
         self._scheduled_vms, self._checks_by_second, self._changed_at, self._new_changes = set(), {}, {}, {}
 
     async def _run(self) -> None:
-        """Checks VMs until it is cancelled; the next `start` continues where it stopped."""
         if self._unchecked_vms is None:
             self._unchecked_vms = self._dependencies.control.placement.vm_keys()
         async for key in _pop_in_batches(self._unchecked_vms):
@@ -95,7 +94,6 @@ class PollingMonitor:
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     def _schedule_check(self, key: str) -> bool:
-        """Schedules the next check of a polling VM; returns False if it does not poll."""
         pace = self._dependencies.pace_of(key)
         if pace is None or pace.is_silent:
             return False

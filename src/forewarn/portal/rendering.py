@@ -37,7 +37,6 @@ NO_VALUE = Markup('<span class="none">—</span>')  # in place of a missing valu
 
 @cache
 def _template_environment() -> Environment:
-    """The Jinja environment of the portal, with its filters; built once."""
     environment = Environment(
         loader=PackageLoader("forewarn.portal", "templates"),
         autoescape=True,
@@ -134,7 +133,6 @@ def _group_digits(count: int) -> str:
 
 
 def _symptom_text(fault: FaultView) -> str:
-    """What VMs notice of a fault, with the values of its parameters, such as `over 10 s`."""
     text, others = fault.seen, []
     for name, value in fault.parameters.items():
         label, amount = name.removesuffix("_s").replace("_", "-"), f"{value:g}{' s' if name.endswith('_s') else ''}"
@@ -147,7 +145,6 @@ def _symptom_text(fault: FaultView) -> str:
 
 
 def _query_string_with(query: Mapping[str, str], **changes: object) -> str:
-    """The query string of a link, without `?`: `query` with `changes`, without values that are None or ""."""
     merged = {**query, **changes}
     return urlencode({name: value for name, value in merged.items() if value not in (None, "")})
 

@@ -182,7 +182,6 @@ class RolloutIndex:
             self._note_stop(request, self._stop_time(request))
 
     async def _read_serving_events(self, open_requests: list[MaintenanceRequest]) -> None:
-        """Reads the events of the open rollouts, and of those closed since the oldest of these was requested."""
         rollouts = [request for request in open_requests if request.rollout is not None]
         oldest = min((request.at for request in rollouts), default=math.inf)
         open_ids = {request.id for request in rollouts}
@@ -200,7 +199,6 @@ class RolloutIndex:
             list(self._serving.on_planned(self._store.planned(request_id=request.id)))
 
     async def _track(self, request: MaintenanceRequest) -> None:
-        """Counts the VMs and events of a rollout, in batches."""
         if request.rollout is None or request.id in self._trackers:
             return
         tracker = self._trackers[request.id] = RolloutTracker(request, self._serving)
@@ -211,7 +209,6 @@ class RolloutIndex:
         await self._count_vms(tracker)
 
     async def _count_vms(self, tracker: RolloutTracker) -> None:
-        """Counts the VMs of a rollout, host by host, each as it is then: so commits may come meanwhile."""
         rollout = tracker.rollout
         for part in [replace(rollout, hosts=(host,)) for host in rollout.hosts] or [rollout]:
             for vm in self._rollouts.vms_of(part):

@@ -224,7 +224,6 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: R
 
 
 def _events_by_batch(events: Sequence[Event]) -> list[list[Event]]:
-    """The events that were published together, in order of publication."""
     batches: list[list[Event]] = []
     for event in sorted(events, key=lambda event: event.published_at):
         if not batches or event.published_at - batches[-1][-1].published_at > _SAME_BATCH_S:
@@ -234,7 +233,6 @@ def _events_by_batch(events: Sequence[Event]) -> list[list[Event]]:
 
 
 def _chosen_batch(batches: Sequence[Sequence[Event]], number: int) -> int:
-    """The number of the batch to show: the wanted one, else the first with live events, else the last."""
     if number > len(batches):
         reason = Rejected(f"batch {number} does not exist: the last one published so far is {len(batches)}")
         last = FilterChoice(value=str(len(batches)), label=f"batch {len(batches)}")
@@ -245,7 +243,6 @@ def _chosen_batch(batches: Sequence[Sequence[Event]], number: int) -> int:
 
 
 def _batches_around(count: int, chosen: int) -> range:
-    """The numbers of the batches that are listed: those of the page of batches with the chosen one."""
     page = (max(1, chosen) - 1) // _BATCHES_PER_PAGE + 1
     shown, _ = items_on_page(range(1, count + 1), page, _BATCHES_PER_PAGE)
     assert isinstance(shown, range)

@@ -224,7 +224,6 @@ async def _page_response(
 async def _page_and_problems(
     route: PageRoute, context: PortalContext, call: HandlerCall
 ) -> tuple[Any, int, list[FilterProblem]]:
-    """The page, its HTTP status, and its filters that match nothing, without which it is made."""
     status = 200
     problems: list[FilterProblem] = []
     while True:
@@ -251,7 +250,6 @@ def _not_found_endpoint(authenticate: PageAuthenticator) -> Any:
 
 
 async def _export_response(view: Any, route: PageRoute, export_format: str) -> Response:
-    """The page's struct as a file to download."""
     match export_format:
         case "json":
             body, media = msgspec.json.encode(view), "application/json"

@@ -153,5 +153,4 @@ def _removed_vms(context: PortalContext, scope: Scope) -> tuple[RemovedVmView, .
 
 
 def _document_text(scope: Scope) -> str:
-    """The current document as VMs receive it, but with line breaks and indentation."""
     return json.dumps(json.loads(encode_document(document_for(scope), NEWEST_VERSION)), indent=2)

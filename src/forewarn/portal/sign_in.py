@@ -54,10 +54,7 @@ def _sign_in_error_page(error: Exception) -> Response:
 
 
 def _continue_page(to: str, title: str) -> Response:
-    """A page that makes the browser continue to the path `to` at once; `to` is not checked.
-
-    After a redirect from another site a browser sends no SameSite=Strict cookie; from this page it does.
-    """
+    # After a redirect from another site a browser sends no SameSite=Strict cookie; from this page it does.
     response = public_page_response("sign-in-continue.html", title=title, to=to)
     response.headers.update(_NO_REFERRER)
     return response

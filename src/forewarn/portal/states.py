@@ -167,8 +167,6 @@ STATES: dict[StateFamily, dict[str, StateLook]] = {
 
 
 class _EventFacts(Protocol):
-    """The fields of an Event or EventView that its state is computed from."""
-
     @property
     def ending(self) -> str | None: ...
     @property

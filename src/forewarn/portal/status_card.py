@@ -49,7 +49,6 @@ def may_approve_event(context: RequestContext, event: Event) -> bool:
 
 
 def _may_withdraw_event(context: RequestContext, event: Event) -> bool:
-    """Whether the event has not started, and the user has the right to withdraw it."""
     return event.status is EventState.SCHEDULED and context.principal.may(Right.PLATFORM, ROOT_RESOURCE)
 
 

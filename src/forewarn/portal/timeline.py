@@ -67,17 +67,13 @@ class TimelineQuery(StrictBody, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FoundEvents:
-    """Events that match a query; they need not be in its window."""
-
     events: list[Event]
     is_cut: bool  # the search was bounded: older events may be missing
 
 
 def _find_events(context: PortalContext, query: TimelineQuery, window: TimeWindow) -> _FoundEvents:
-    """The visible events that match the filters of a query, in no order; not all need be in the window.
-
-    Each read is bounded; `is_cut` of the result says if a bound was reached.
-    """
+    """The visible events that match the filters of a query, in no order; not all need be in the window."""
+    # Each read is bounded; `is_cut` of the result says if a bound was reached.
     require_choice("kind", query.kind, KIND_LABELS, "a kind of event")
     require_choice("state", query.state, STATE_LABELS, "a state to filter by")
     vm = resolve("vm", query.vm, context.directory.find_any, partial(offer_vms, context))

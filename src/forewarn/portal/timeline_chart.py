@@ -163,7 +163,6 @@ def axis_ticks(window: TimeWindow, density: AxisDensity = WIDE_AXIS) -> tuple[Ax
 
 
 def _tick_days(instants: Sequence[int], step: int, density: AxisDensity) -> list[str]:
-    """The text above each tick: the date where it changes, and at the first tick if there is room."""
     if step >= _DAY_S:
         return [f"{_utc_datetime(at):%a}" for at in instants]
     starts_day = [at // _DAY_S != (at - step) // _DAY_S for at in instants]
@@ -379,7 +378,6 @@ def build_chart(rows: Iterable[EventRow], window: TimeWindow, now: float, *, ban
 
 
 def _band_of(row: EventRow) -> tuple[str, str]:
-    """The title and the scope of the band that a row is in."""
     return ("standalone VMs", "") if row.scope.startswith("vm:") else (row.title_of_scope, row.scope)
 
 

@@ -90,7 +90,6 @@ def _poll_command(vm: VmView) -> str:
 
 
 async def _active_faults(context: RequestContext, vm: Vm) -> tuple[FaultView, ...]:
-    """The faults that affect the VM, as the API lists them; none for users who may not see everything."""
     if not context.can_see_everything():
         return ()
     active = context.control.faults.active.faults
@@ -99,7 +98,6 @@ async def _active_faults(context: RequestContext, vm: Vm) -> tuple[FaultView, ..
 
 
 def _events_export_table(events: tuple[EventView, ...]) -> ExportTable:
-    """The table of a CSV file with one row per event, in the given order; times are POSIX seconds."""
     columns = (
         "id",
         "kind",

@@ -70,8 +70,6 @@ class WaveDiagram(BaseView, frozen=True, kw_only=True):
 
 
 class _WaveFacts(BaseView, frozen=True, kw_only=True):
-    """What the diagram draws of one wave."""
-
     name: str
     state: str
     vms: int

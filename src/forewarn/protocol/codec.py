@@ -140,10 +140,8 @@ def _incarnation(value: object) -> int | None:
 
 
 def _is_usable_event(element: object) -> bool:
-    """Whether the element has an event's id, kind, status and VMs (spec §4.2).
-
-    Without one of these an event must not be announced: it would count as known when the whole event comes.
-    """
+    """Whether the element has an event's id, kind, status and VMs (spec §4.2)."""
+    # Without one of these an event must not be announced: it would count as known when the whole event comes.
     return (
         isinstance(element, dict)
         and all(_text(element.get(name)) for name in ("EventId", "EventStatus", "EventType"))

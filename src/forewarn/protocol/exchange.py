@@ -84,8 +84,6 @@ class ApprovalRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UnreadApproval:
-    """An approval whose body is not parsed yet."""
-
     version: str
 
 
@@ -148,11 +146,9 @@ _PathReader = Callable[[HttpRequest, RequestTarget, EndpointRules], "MetadataReq
 
 
 def _reader_for(target: RequestTarget, method: str) -> _PathReader:
-    """Return the function that reads requests for this path, compared without case (spec §2.1).
-
-    A POST to a read-only path gets "unsupported verb", as PUT and HEAD do in captures of Azure. A POST to any other
-    path gets 404.
-    """
+    """Return the function that reads requests for this path, compared without case (spec §2.1)."""
+    # A POST to a read-only path gets "unsupported verb", as PUT and HEAD do in captures of Azure. A POST to any other
+    # path gets 404.
     match target.lower_path():
         case ("metadata", "scheduledevents"):
             return _read_scheduled_events

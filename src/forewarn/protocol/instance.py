@@ -81,7 +81,6 @@ def instance_response(request: InstanceRequest, facts: InstanceFacts) -> HttpRes
 
 
 def _find_element(element: MetadataElement, path: tuple[str, ...]) -> MetadataElement | None:
-    """Follow a path of names and list indexes, without case; None if there is no such element."""
     for segment in path:
         children = {name.lower(): child for name, child in _children(element)}
         if segment.lower() not in children:

@@ -311,10 +311,8 @@ class ControlNode:
             await self._be_active(taken)
 
     async def _be_active(self, taken: TakenLease) -> None:
-        """Run the service until this node leaves, or the start fails; then give the lease up.
-
-        After a loss of commits, each time one is found, every scope gets a new epoch first, under the same lease.
-        """
+        """Run the service until this node leaves, or the start fails; then give the lease up."""
+        # After a loss of commits, each time one is found, every scope gets a new epoch first, under the same lease.
         self._lost = taken.lease.lost
         try:
             while True:
@@ -426,10 +424,7 @@ class ControlNode:
         self._standby.number, self._opened, self._closed_at = store.number, None, store.position
 
     def _follow_lease(self) -> None:
-        """Let the role of an active node follow the state of its lease.
-
-        Called at each change and, because a change may be too short to be reported, at each beat.
-        """
+        # Called at each change and, because a change may be too short to be reported, at each beat.
         if self.held is None or self.role not in (NodeRole.ACTIVE, NodeRole.SUSPENDED):
             return
         role = NodeRole.ACTIVE if self.held.state is LeaseState.HELD else NodeRole.SUSPENDED
@@ -489,7 +484,6 @@ class ControlNode:
         return False
 
     async def _describe(self) -> None:
-        """Store what this node is, and read what the others are. Raises Refused if another node has this name."""
         row = self.describe()
 
         def exchange() -> list[NodeRow]:

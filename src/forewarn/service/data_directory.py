@@ -181,10 +181,7 @@ class DataDirectory:
 
 
 def _lock_alone(lock: int) -> bool:
-    """Take the exclusive lock; False if a service has it.
-
-    `running_service_pid` holds a shared lock for an instant, for which this waits, up to a second.
-    """
+    # `running_service_pid` holds a shared lock for an instant, for which this waits, up to a second.
     for _ in range(_PROBE_WAITS):
         if _try_lock(lock, fcntl.LOCK_EX):
             return True

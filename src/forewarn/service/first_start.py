@@ -44,7 +44,6 @@ def sample_fleet() -> str:
 
 
 async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settings) -> None:
-    """Log a warning if the named fleet file has VMs that the store does not have."""
     if not settings.fleet:
         if control.store.load(_BEGUN_FLEET_FILE_KEY):
             log.warning("only a part of the first fleet file was applied: name that file with --fleet to continue")
@@ -101,10 +100,8 @@ async def apply_initial_fleet(
 
 
 async def _may_continue(store: Store, settings: Settings) -> bool:
-    """Whether an earlier start has applied a part of this fleet file, and the fleet is still its own.
-
-    If somebody has changed the fleet since, the rest of the file is never applied by itself.
-    """
+    """Whether an earlier start has applied a part of this fleet file, and the fleet is still its own."""
+    # If somebody has changed the fleet since, the rest of the file is never applied by itself.
     begun = store.load(_BEGUN_FLEET_FILE_KEY)
     if not begun or not settings.fleet:
         return False
@@ -125,7 +122,6 @@ async def _may_continue(store: Store, settings: Settings) -> bool:
 
 
 async def _save_applied(store: Store, digest: bytes) -> None:
-    """Store that all VMs of the fleet file with this digest are in the store."""
     await store.save(_FLEET_FILE_KEY, digest)
     if store.load(_BEGUN_FLEET_FILE_KEY):
         await store.save(_BEGUN_FLEET_FILE_KEY, b"")
@@ -134,7 +130,6 @@ async def _save_applied(store: Store, digest: bytes) -> None:
 def _initial_changes(
     fleet: DeclaredFleet, missing: Sequence[Vm], source: str, vms_per_commit: int
 ) -> Iterator[FleetChange]:
-    """Yield what adds the missing VMs of a fleet, each to be committed at once; the first has all hosts."""
     text, done = f"fleet set up from {source}", len(fleet.vms) - len(missing)
     batches = list(_batches(missing, vms_per_commit)) or [[]]
     for number, vms in enumerate(batches):
@@ -146,7 +141,6 @@ def _initial_changes(
 
 
 def _batches(vms: Sequence[Vm], size: int) -> Iterator[list[Vm]]:
-    """Yield these VMs in batches of `size` or somewhat more, those of a scope together."""
     batch: list[Vm] = []
     for members in group_by_scope(list(vms), lambda vm: vm.scope_id).values():
         batch += members

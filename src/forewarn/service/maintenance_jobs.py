@@ -46,7 +46,6 @@ async def write_all_observations(observations: GuestObservations, store: Store) 
 async def _write_observation_batch(
     observations: GuestObservations, store: Store, *, min_interval_s: float = 0.0
 ) -> bool:
-    """Write one batch of observations and notify their subscribers; returns whether there may be more."""
     polls, deliveries = observations.take_batch(min_interval_s)
     if not polls and not deliveries:
         return False

@@ -35,11 +35,9 @@ class _ReplayedReceive:
         self._length = 0
 
     def can_repeat(self) -> bool:
-        """Whether all messages so far can be received again."""
         return self._length <= _MAX_KEPT_BYTES
 
     def from_start(self) -> Receive:
-        """A function that receives the messages from the first one on."""
         position = 0
 
         async def receive() -> Message:
@@ -114,7 +112,6 @@ class NodeApp:
             await asyncio.sleep(_POLL_S)
 
     async def _try(self, scope: Scope, source: _ReplayedReceive, send: Send) -> bool:
-        """Answer the call if that is possible now; returns whether it was answered."""
         if (local := self._local) is not None:
             await self._call_local(local, scope, source.from_start(), send)
             return True

@@ -53,8 +53,6 @@ def run_host_node(settings: Settings, announce: Callable[[dict[str, Any]], None]
 
 
 class _NodeProcess:
-    """A host node, with the signals that stop it at any time."""
-
     def __init__(self, settings: Settings, announce: Callable[[dict[str, Any]], None]) -> None:
         self._settings, self._announce = settings, announce
         self._node: HostNode | None = None

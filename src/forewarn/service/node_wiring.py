@@ -84,7 +84,6 @@ class _LeaseTerm:
 
     @property
     def is_held(self) -> bool:
-        """Whether the node certainly holds the lease of this term."""
         return self._node.term == self.number and self._node.may_act()
 
     @property
@@ -278,7 +277,6 @@ async def running_control_node(
 
 @asynccontextmanager
 async def _running(node: ControlNode) -> AsyncIterator[None]:
-    """Run the node for the time of the block; an error that ends the node is raised in the block."""
     running = asyncio.create_task(node.run())
     body = asyncio.current_task()
     assert body is not None

@@ -106,7 +106,6 @@ def _hangup_stop_reason(settings: Settings) -> str:
 
 
 def _stop_on_signals(stop: Callable[[], None], hangup_stop_reason: str) -> None:
-    """Call `stop` on SIGINT and SIGTERM, and on SIGHUP if there is a reason, which is then logged."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)

@@ -190,7 +190,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def _default_data_directory(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the data directory of a user's own service; creates nothing."""
     state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".local" / "state")
     return str(Path(state) / "forewarn")
 
@@ -267,7 +266,6 @@ _TYPE_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "true or f
 
 
 def _remedy(name: str) -> str:
-    """What to write instead, and where."""
     types: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Settings)}
     type_ = types.get(name)
     if isinstance(type_, UnionType):
@@ -336,7 +334,6 @@ def _check_console(settings: Settings) -> None:
 
 
 def _check_cluster(settings: Settings) -> None:
-    """Check the settings of a control node of a cluster, which has a record that it shares."""
     for name in ("console_url", "advertise"):
         if (url := getattr(settings, name)) and not _is_https_base(url):
             raise Rejected(f"setting {name!r} is {url!r}: write https://HOST or https://HOST:PORT, without a path")

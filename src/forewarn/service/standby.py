@@ -179,7 +179,6 @@ class Standby:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def _follow_or_read_lease(self) -> LeaseRow:
-        """Bring the copy up to date and return the lease; if the copy fails, `_copy_problem` says why."""
         if not self._copy_problem or self._monotonic() >= self._copy_retry_at:
             try:
                 lease = self._follow()
@@ -217,7 +216,6 @@ class Standby:
 
 
 def _free_bytes(path: Path) -> int | None:
-    """Return the space that the disk of this file has for its owner; None if that cannot be read."""
     try:
         found = os.statvfs(path.parent)
     except OSError:

@@ -214,7 +214,6 @@ async def start_service(
 async def _start_background_work(
     stack: AsyncExitStack, service: Service, metrics_sockets: tuple[socket.socket, ...]
 ) -> None:
-    """Start reconciler, webhook delivery, metadata server or host nodes' side, and maintenance jobs."""
     control, publisher, operator_server = service.control, service.publisher, service.operator_server
     frontend, cluster = publisher.frontend, service.cluster
     await _run_in_background(stack, control.reconciler.run())
@@ -244,7 +243,6 @@ async def _start_background_work(
 async def _serve_operators(
     stack: AsyncExitStack, service: Service, directory: DataDirectory, names: FleetDirectory
 ) -> None:
-    """Serve operators on the unix socket and, if the settings say so, on the HTTPS port."""
     dependencies = web_dependencies(service, directory)
     await stack.enter_async_context(serve_unix(build_web_app(dependencies, directory=names), directory.socket))
     if service.operator_server is not None:
@@ -252,7 +250,6 @@ async def _serve_operators(
 
 
 def _new_guid() -> str:
-    """Return a new random GUID in upper case, as Azure writes event ids."""
     return str(uuid.uuid4()).upper()
 
 
@@ -268,7 +265,6 @@ def _open_clock(settings: Settings, store: Store) -> Clock:
 async def _serve_supervisors(
     stack: AsyncExitStack, service: Service, directory: DataDirectory, names: FleetDirectory
 ) -> None:
-    """Accept the supervisors of namespace VMs, and start those that the fleet file asks for."""
     control, publisher = service.control, service.publisher
 
     async def write_history(kind: EntryKind, vm: Vm, text: str) -> None:
@@ -315,7 +311,6 @@ async def _polling_report(publisher: MetadataPublisher, names: FleetDirectory, l
 
 
 async def _run_in_background(stack: AsyncExitStack, work: Any) -> None:
-    """Run this beside everything else until the stack unwinds, then cancel it."""
     task = asyncio.create_task(work)
 
     async def end() -> None:

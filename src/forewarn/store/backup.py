@@ -123,10 +123,8 @@ def _last_shown(path: Path) -> HighestNumbers:
 
 
 def _move_aside(target: Path) -> Path | None:
-    """Rename the store and its log; return the store's new path, or None if there was at most a log.
-
-    SQLite would apply a log left behind to the restored database.
-    """
+    """Rename the store and its log; return the store's new path, or None if there was at most a log."""
+    # SQLite would apply a log left behind to the restored database.
     suffixes = [suffix for suffix in _DATABASE_SUFFIXES if _with_suffix(target, suffix).exists()]
     names = (f"{target.name}.before-restore-{number}" for number in itertools.count(1))
     aside = next(path for path in map(target.with_name, names) if not _any_file_exists(path))

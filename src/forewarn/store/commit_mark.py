@@ -178,7 +178,6 @@ class CommitMark:
 
 
 def _read_mark(store: Path) -> _Mark | None:
-    """Return the mark of a store, None if it has none; ValueError if it is damaged."""
     try:
         line = mark_path(store).read_bytes()
     except FileNotFoundError:
@@ -205,10 +204,8 @@ def _valid_frames(store: Path) -> int:
 
 
 def _has_damaged_commit(log: Path, valid_frames: int) -> bool:
-    """Whether frames of this log follow a commit that SQLite does not accept, or the log's header is damaged.
-
-    Frames of earlier turns of the log have other salts. SQLite documents the formats of the log and its index.
-    """
+    """Whether frames of this log follow a commit that SQLite does not accept, or the log's header is damaged."""
+    # Frames of earlier turns of the log have other salts. SQLite documents the formats of the log and its index.
     with log.open("rb") as file:
         header = file.read(_LOG_HEADER_BYTES)
         if len(header) < _LOG_HEADER_BYTES:

@@ -30,8 +30,6 @@ _NULL = _LENGTH(-1)
 
 
 class _EncodedArray(ABC):
-    """A parameter in PostgreSQL's binary format; each subclass is a type of array."""
-
     element_oid = 0  # of the type of the elements, in PostgreSQL's catalogue
     oid = 0  # of the array type
 
@@ -81,8 +79,6 @@ class _TextArray(_EncodedArray):
 
 
 class _ArrayDumper(Dumper):
-    """Passes the encoded bytes to the driver."""
-
     format = Format.BINARY
 
     def dump(self, obj: Any) -> bytes:

@@ -373,7 +373,6 @@ class PostgresRecord(SharedRecord):
                     self._begin_call(db)
 
     def _write(self, sql: str, parameters: SqlValues) -> RowList:
-        """Execute one write in a transaction and return its rows."""
         return self._in_transaction(lambda db: db.execute(sql.encode(), parameters).fetchall())
 
     def _write_count(self, sql: str, parameters: SqlValues) -> int:

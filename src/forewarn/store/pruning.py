@@ -86,7 +86,6 @@ async def prune_store(writer: WriterThread, path: Path, before: float) -> int:
 
 
 async def _repeat(writer: WriterThread, step: Callable[[sqlite3.Connection], int]) -> int:
-    """Call `step`, each time in a transaction of its own, until it returns 0; return the sum."""
     total = 0
     while count := await writer.write(step):
         total += count
@@ -104,13 +103,11 @@ def _prune_events(db: sqlite3.Connection, *, before: float) -> int:
 
 
 def _prune_requests(db: sqlite3.Connection, *, before: float) -> int:
-    """Delete requests with their gates, measurements and replay scripts."""
     statements = (PRUNE_GATES, PRUNE_MEASUREMENTS, PRUNE_REPLAY_SCRIPT, PRUNE_REQUEST)
     return _prune_found(db, OLD_REQUESTS, before, statements)
 
 
 def _prune_vms(db: sqlite3.Connection, *, before: float) -> int:
-    """Delete removed VMs with their polls."""
     return _prune_found(db, OLD_VMS, before, (PRUNE_POLL, PRUNE_DELIVERY_VM, PRUNE_VM))
 
 

@@ -54,7 +54,6 @@ def _with_limit(query: Select[Any]) -> Select[Any]:
 
 
 def _select_ordered(query: Select[Any], order: Column[Any], newest: bool) -> str:
-    """Sort ascending; or, for the newest rows, descending and limited."""
     return compile_sql(_with_limit(query.order_by(order.desc())) if newest else query.order_by(order))
 
 
@@ -88,7 +87,6 @@ def in_json_list(column: Column[Any], name: str) -> ColumnElement[bool]:
 
 
 def _select_counts() -> str:
-    """Select the fields of `StoreCounts` in their order."""
     every = func.count()
     queries = (
         select(every).select_from(vms).where(_IS_PRESENT),

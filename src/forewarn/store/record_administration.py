@@ -134,7 +134,6 @@ def copy_record_to_store(url: str, target: Path) -> dict[str, TableDigest]:
 
 
 def _build_and_mark(url: str, record: PostgresRecord, lease: LeaseRow, moving: Path, mark: bytes) -> None:
-    """Copy a record to the file `moving` and mark the record; delete the file if it surely is not."""
     is_deletable = True
     try:
         build_copy(moving, record)
@@ -152,7 +151,6 @@ def _build_and_mark(url: str, record: PostgresRecord, lease: LeaseRow, moving: P
 
 
 def _is_marked(url: str, mark: bytes) -> bool:
-    """Return whether a record is marked as moved with this value."""
     name = postgres_connection.describe_url(url)
     try:
         with closing(postgres_connection.connect(url)) as db:
@@ -223,7 +221,6 @@ def _exclusive(url: str, purpose: str) -> Iterator[tuple[PostgresRecord, LeaseRo
 
 
 def _rewrite(url: str, lease: LeaseRow, seq: int, clock: float, write: Callable[[LimitedConnection], object]) -> None:
-    """Write to the record in one transaction that every copy is built again after."""
     name = postgres_connection.describe_url(url)
     was_cancelled: list[errors.Diagnostic] = []
     with closing(postgres_connection.connect(url, on_notice=was_cancelled.append)) as db:
@@ -316,7 +313,6 @@ def _mark_moved(source: Path, target: str) -> None:
 
 
 def _read_revision(db: psycopg.Connection[tuple[Any, ...]]) -> str | None:
-    """Return the revision of the schema; None if there is no schema."""
     ((table,),) = db.execute(_REVISION_TABLE).fetchall()
     if table is None:
         return None

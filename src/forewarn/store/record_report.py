@@ -116,7 +116,6 @@ def _find_warnings(has_fsync: bool, demanded: str) -> list[str]:
 
 
 def _compare_copy(record: PostgresRecord, copy: Path) -> list[str]:
-    """Return what is wrong with a copy, in at most one sentence."""
     with sqlite_file.file_errors_as_unavailable(copy, "read"):
         for _ in range(_COMPARISONS):
             before = _position_of(copy)

@@ -175,7 +175,6 @@ class ChangeCapture:
         return (*deleted, *written)
 
     def _captured_keys(self) -> dict[tuple[str, SqlValues], bool]:
-        """Return the table and key of each changed row → whether it was deleted meanwhile."""
         keys: dict[tuple[str, SqlValues], bool] = {}
         for captured in self._db.execute(f"SELECT * FROM {_CAPTURED} ORDER BY rowid"):
             table = captured[0]
@@ -184,7 +183,6 @@ class ChangeCapture:
         return keys
 
     def _read_rows(self, keys: Iterable[tuple[str, SqlValues]]) -> dict[tuple[str, SqlValues], SqlValues]:
-        """Return many of the rows, by table and key: those of tables with a key of one column."""
         values_by_table: defaultdict[str, list[Any]] = defaultdict(list)
         for table, key in keys:
             values_by_table[table].append(key[0])
@@ -207,17 +205,13 @@ def _select_sql(table: str) -> str:
 
 @cache
 def _select_many_sql(table: str) -> str:
-    """Return a select of the rows whose key, of one column, is in the JSON list that is its parameter."""
     known = REPLICATED_TABLES[table]
     columns, (key,) = ", ".join(map(quote, known.columns)), map(quote, known.key)
     return f"SELECT {columns} FROM {quote(table)} WHERE {key} IN (SELECT value FROM json_each(?))"
 
 
 def _trigger_statements(table: ReplicatedTable) -> list[str]:
-    """Return the temporary triggers of a table.
-
-    A row whose key or unique name changes is deleted and added again, because another row may have taken its name.
-    """
+    # A row whose key or unique name changes is deleted and added again, because another row may have taken its name.
     new, old = (", ".join(f"{version}.{quote(name)}" for name in table.key) for version in ("NEW", "OLD"))
     columns = ", ".join(("name", "is_deleted", *_CAPTURED_KEY[: len(table.key)]))
     captured = f"INSERT INTO {_CAPTURED} ({columns}) VALUES ('{table.name}', 0, {new});"

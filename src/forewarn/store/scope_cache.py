@@ -91,12 +91,10 @@ class ScopeCache:
         return {vm.scope_id for vm in known if vm is not None and vm.scope_id != scope.id}
 
     def _is_in_known_scope(self, vm: Vm) -> bool:
-        """Return whether the VM is cached in the same scope."""
         known = self._vms.get(vm.key)
         return known is not None and known.scope_id == vm.scope_id
 
     def _replace_scope(self, known: Scope, row: Scope, vms: Sequence[Vm], events: Sequence[Event]) -> None:
-        """Replace the scope that a commit was decided on by the committed one."""
         updated = replace(
             row,
             version=row.version + 1,

@@ -147,10 +147,7 @@ def migrate_store_file(path: Path) -> None:
 
 
 def _enable_incremental_vacuum(path: Path) -> None:
-    """Make a store that an older version created able to return space to the file system, by a copy.
-
-    Without enough space for the copy the store stays as it is, and the next start tries again.
-    """
+    # Without enough space for the copy the store stays as it is, and the next start tries again.
     with closing(connect(path, mode="rw")) as db:
         if db.execute("PRAGMA auto_vacuum").fetchone()[0] != _INCREMENTAL_VACUUM:
             with suppress(sqlite3.OperationalError):

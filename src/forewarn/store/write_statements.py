@@ -56,7 +56,6 @@ _GENERATED_COLUMNS = ("position", "number")  # the database gives their values
 
 
 def _insert_statement(table: Table, **special: ColumnElement[Any]) -> Insert:
-    """Return an insert of all columns but generated ones; parameters are named like the columns."""
     plain: dict[str, ColumnElement[Any]] = {
         c.name: bindparam(c.name) for c in table.columns if c.name not in (*_GENERATED_COLUMNS, *special)
     }
@@ -64,19 +63,16 @@ def _insert_statement(table: Table, **special: ColumnElement[Any]) -> Insert:
 
 
 def _insert_if_absent(table: Table) -> str:
-    """Return an insert that changes nothing, and counts no row, if the key exists."""
     return compile_sql(_insert_statement(table).on_conflict_do_nothing())
 
 
 def _upsert(table: Table, key: str) -> str:
-    """Return an insert that replaces the row with the same key."""
     statement = _insert_statement(table)
     new = {c.name: statement.excluded[c.name] for c in table.columns if c.name not in (key, "position")}
     return compile_sql(statement.on_conflict_do_update(index_elements=[key], set_=new))
 
 
 def _update_versioned(table: Table, **special: ColumnElement[Any]) -> str:
-    """Return an update of row `row_id` at version `decided_on`; it counts no row at another version."""
     fixed = ("position", "id", "version")
     plain: dict[str, ColumnElement[Any]] = {
         c.name: bindparam(f"new_{c.name}") for c in table.columns if c.name not in fixed
@@ -114,7 +110,6 @@ def _later(one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[
 
 
 def _upsert_vm() -> str:
-    """Return an upsert that gives a VM the last position if it is new, restored or in another scope."""
     end = select(func.coalesce(func.max(vms.c.position), _ZERO) + _ONE).scalar_subquery()
     statement = _insert_statement(vms, position=end)
     new = statement.excluded
@@ -137,7 +132,6 @@ def _upsert_poll() -> str:
 
 
 def _delete_polls_of_removed_vms() -> str:
-    """Return a delete of the polls of removed VMs that are about to be added again, as other VMs."""
     removed = select(vms.c.key).where(in_json_list(vms.c.key, "keys"), vms.c.removed_at.is_not(None))
     return compile_sql(delete(polls).where(polls.c.vm.in_(removed)))
 
@@ -154,7 +148,6 @@ def _update_gate_wake() -> str:
 
 
 def _number_of(table: Table, text: Column[Any], parameter: str) -> ScalarSelect[Any]:
-    """Return the number of the row of a `delivery_…` table whose text equals a parameter."""
     return select(table.c.number).where(text == bindparam(parameter)).scalar_subquery()
 
 
@@ -174,13 +167,11 @@ def _insert_delivery() -> str:
 
 
 def _update_cursor() -> str:
-    """Return an update that moves a webhook's cursor forward, never back."""
     ahead = and_(webhooks.c.id == bindparam("row_id"), webhooks.c.cursor < bindparam("seq"))
     return compile_sql(update(webhooks).where(ahead).values(cursor=bindparam("seq")))
 
 
 def _delete_old_measurements() -> str:
-    """Return a delete of the measurements of rollout `row_id` that are older than its newest `kept` ones."""
     position, request_id = measurements.c.position, measurements.c.request_id
     newest_old = (
         select(position)

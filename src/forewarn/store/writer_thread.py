@@ -256,10 +256,8 @@ class WriterThread:
         return outcomes
 
     def _check_after_commit(self) -> None:
-        """Check the file again: a COMMIT to a file that a restart does not find must not be acknowledged.
-
-        It may be saved all the same, if somebody puts the file back.
-        """
+        """Check the file again: a COMMIT to a file that a restart does not find must not be acknowledged."""
+        # It may be saved all the same, if somebody puts the file back.
         try:
             self._check()
         except StoreFileDisplaced as error:
@@ -322,7 +320,6 @@ def _is_file_error(error: Exception) -> bool:
 
 
 def _answer_jobs(jobs: list[_WriteJob], outcomes: list[WriteOutcome]) -> None:
-    """Pass the outcomes to the event loops of the callers."""
     pairs = zip(jobs, outcomes, strict=True)
     for loop, answered in groupby(pairs, key=lambda pair: pair[0].loop):
         try:

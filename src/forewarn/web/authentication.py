@@ -63,7 +63,6 @@ def principal_for_claims(claims: Claims, store: Store) -> Principal:
 
 
 def _display_name(claims: Claims, store: Store) -> str:
-    """The name that the history shows."""
     if claims.vm_id:
         return _vm_display_name(claims, store)
     if not claims.primary_id.startswith(_CLIENT_PREFIX):

@@ -109,7 +109,6 @@ class ResourceIndex:
         return sorted(self._groups.values(), key=natural_sort_key)
 
     def _remove(self, key: str, parents: _Parents) -> None:
-        """Removes the VM, and every resource that is empty then."""
         del self._parents_by_key[key]
         for resource in parents.keys:
             del self._vms_by_resource[resource][key]
@@ -175,7 +174,6 @@ class _FleetIndex:
         self.resources = ResourceIndex()
 
     def update(self, vm: Vm) -> None:
-        """Adds or changes a VM; a removed one stays only in `removed_keys`. May be repeated."""
         name, key = vm.name.casefold(), vm.key
         present, other = (self.keys, self.removed_keys) if vm.removed_at is None else (self.removed_keys, self.keys)
         if name in other:
@@ -316,7 +314,6 @@ class FleetDirectory:
 
     @property
     def _index(self) -> _FleetIndex:
-        """The index of everything that is committed."""
         self._index_all()
         return self._indexed
 

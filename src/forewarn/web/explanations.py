@@ -68,7 +68,6 @@ def explain_host(context: RequestContext, host: Host) -> Explanation:
 
 
 def _host_entries(context: RequestContext, host: Host) -> list[HistoryEntry]:
-    """The newest history entries about the host itself: its health or its declaration changed."""
     unrelated = context.store.history(scope_id="", event_id="", request_id="", vm="")
     kinds = (EntryKind.HOST, EntryKind.FLEET, EntryKind.UNANNOUNCED)
     return [entry for entry in unrelated if entry.host == host.name and entry.what in kinds][-_MAX_HOST_ENTRIES:]
@@ -107,7 +106,6 @@ def _live_events(context: RequestContext) -> list[Event]:
 
 
 def _events_with_facts(context: RequestContext, events: Iterable[Event]) -> list[EventWithFacts]:
-    """The latest past events, then the live ones, each with its facts."""
     every = list(events)
     past = [event for event in every if not event.is_live][-_MAX_PAST_EVENTS:]
     return [_event_with_facts(context, event) for event in (*past, *(event for event in every if event.is_live))]
@@ -162,13 +160,11 @@ def _vm_explanation(context: RequestContext, vm: Vm) -> Explanation:
 
 
 def _unannounced_entries(context: RequestContext, vm: Vm) -> list[HistoryEntry]:
-    """History entries about what somebody else did to the VM, or what happened to it without an event."""
     entries = context.store.history(scope_id=vm.scope_id, vm=vm.name)
     return [entry for entry in entries if entry.what is EntryKind.UNANNOUNCED][-_MAX_UNANNOUNCED:]
 
 
 def _retry_entries(context: RequestContext, event: Event) -> list[HistoryEntry]:
-    """History entries about acts of the event that a hypervisor failed or delayed."""
     return [entry for entry in context.store.history(event_id=event.id) if entry.what is EntryKind.RETRIED]
 
 
@@ -235,13 +231,11 @@ def _pending_waits(context: RequestContext, events: list[Event]) -> dict[str, St
 
 
 def _service_entries(context: RequestContext) -> list[HistoryEntry]:
-    """Entries about starts and stops of the service: these name no scope, event, request or VM."""
     unrelated = context.store.history(scope_id="", event_id="", request_id="", vm="")
     return [entry for entry in unrelated if entry.what is EntryKind.SERVICE]
 
 
 async def _with_fault_lines(context: RequestContext, vm: Vm, explanation: Explanation) -> Explanation:
-    """The explanation with the VM's active faults and the history entries about earlier ones."""
     await refresh_faults(context)
     now = [
         sentence
@@ -275,7 +269,6 @@ def _fault_sentences(context: RequestContext, fault: Fault, vm: Vm) -> Iterator[
 
 
 def _fault_entries(context: RequestContext, vm: Vm) -> Iterator[HistoryEntry]:
-    """Entries about faults of this VM, of its scope, and of the whole fleet."""
     own = context.store.history(scope_id=vm.scope_id, vm=vm.name)
     shared = context.store.history(scope_id=vm.scope_id, vm="")
     unrelated = context.store.history(scope_id="", event_id="", request_id="", vm="")

@@ -146,10 +146,8 @@ class _Exchange:
         self._has_begun = False  # the response
 
     async def run(self) -> None:
-        """Forward the call until its response is complete.
-
-        Raises an error if the response breaks off, so that the server breaks the client's connection, too.
-        """
+        """Forward the call until its response is complete."""
+        # Raises an error if the response breaks off, so that the server breaks the client's connection, too.
         forwarding = asyncio.create_task(self._forward())
         leaving = asyncio.create_task(self._wait_for_departure())
         try:

@@ -63,7 +63,6 @@ def fault_view(context: RequestContext, fault: Fault) -> FaultView:
 
 
 def _touched_events(context: RequestContext, fault: Fault) -> tuple[str, ...]:
-    """The ids of recent events that the fault affected."""
     recent = context.store.events(scope_id=fault.scope_id or None, limit=_RECENT_EVENTS)
     return tuple(event.id for event in recent if fault.id in event.faults)
 

@@ -42,7 +42,6 @@ def nodes_view(node: ControlNodeView | None) -> NodesView:
 
 
 def _node_list(rows: Sequence[NodeRow]) -> tuple[NodeView, ...]:
-    """The views of these nodes, in their order; `behind` is compared with the newest copy among them."""
     newest = max((row.number for row in rows), default=0)
     return tuple(_node_view(row, newest) for row in rows)
 

@@ -73,12 +73,10 @@ def rollout_waits(
 
 
 def _health_waits(rollout: Rollout) -> tuple[str, ...]:
-    """Why its health checks keep a rollout from publishing more, as a clause; () if they do not."""
     return (f"for clear health checks ({rollout.unclear})",) if rollout.unclear else ()
 
 
 def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
-    """Why parts of a request that is over did not become events, from its history."""
     entries = context.store.history(request_id=request.id)
     return tuple(entry.text for entry in entries if entry.what is EntryKind.SKIPPED and not entry.event_id)
 
@@ -130,7 +128,6 @@ def _waits(view_builder: ViewBuilder, status: RequestStatus) -> Iterator[str]:
 
 
 def _event_wait_text(view_builder: ViewBuilder, event: Event) -> str:
-    """What a live event waits for: its start, the end of its acts, or the settling time."""
     if event.status is EventState.SCHEDULED:
         wait = view_builder.pending_wait(event)
         return "its start, which is due" if wait is None else wait.text

@@ -58,11 +58,10 @@ _SHUTDOWN_GRACE_S = 5
 
 
 class _BoundedH11Connection(H11Protocol):
-    """An HTTP/1.1 connection with time limits for requests and for unread responses.
+    """An HTTP/1.1 connection with time limits for requests and for unread responses."""
 
-    If its slot has a refusal, its request is answered with that error, and the connection is closed. It uses h11 since
-    uvicorn's faster parser does not limit the size of a request's head.
-    """
+    # If its slot has a refusal, its request is answered with that error, and the connection is closed. It uses h11
+    # since uvicorn's faster parser does not limit the size of a request's head.
 
     def __init__(self, slot: ConnectionSlot, **arguments: Any) -> None:
         super().__init__(app_state=slot_state(slot), **arguments)
@@ -75,12 +74,10 @@ class _BoundedH11Connection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the timer of the first request, which aborts the connection if that comes too slowly."""
         super().connection_made(transport)
         self._wait_for_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancels the timers and sets `closed`."""
         self._cancel_request_timer()
         self._cancel_write_timer()
         super().connection_lost(exc)
@@ -92,7 +89,6 @@ class _BoundedH11Connection(H11Protocol):
             self._slot.request_received()
 
     def on_response_complete(self) -> None:
-        """Starts the timer of the next request, or closes a connection whose slot has a refusal."""
         super().on_response_complete()
         if self._slot.refusal is not None:
             self.transport.close()
@@ -100,22 +96,18 @@ class _BoundedH11Connection(H11Protocol):
             self._wait_for_request()
 
     def pause_writing(self) -> None:
-        """Starts a timer that aborts the connection unless the peer reads within WRITE_TIMEOUT_S."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Cancels the timer of `pause_writing`, since the peer has read."""
         super().resume_writing()
         self._cancel_write_timer()
 
     def abort(self) -> None:
-        """Closes the connection at once, without a response; does nothing before it is made."""
         if self.transport is not None:
             self.transport.abort()
 
     def _is_receiving(self) -> bool:
-        """Whether the peer has not sent the whole request yet."""
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
     def _cancel_write_timer(self) -> None:
@@ -208,7 +200,6 @@ class ConnectionAcceptor:
                 connection.close()
 
     def _start_connection(self, connection: socket.socket) -> None:
-        """Starts to serve a connection within its share, or closes it."""
         served = _ServedConnection()
         slot = self._open_slot(connection, served)
         if slot is None:
@@ -285,7 +276,6 @@ class _ServedConnection:
         self.protocol: _BoundedH11Connection | None = None
 
     def abort(self) -> None:
-        """Closes the connection at once: its transport, or during the handshake its task."""
         if self.protocol is not None and self.protocol.transport is not None:
             self.protocol.abort()
         elif self.task is not None:

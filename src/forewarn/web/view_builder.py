@@ -123,7 +123,6 @@ class ViewBuilder:
         return StartWait(reason=WaitReason.GATE, text="another scope on the same host, which is not ready yet")
 
     def _unready_events(self, gate_id: str) -> list[Event]:
-        """The events behind a gate that could not start now."""
         if gate_id not in self._unready_by_gate:
             behind = self._store.events(gate_id=gate_id, statuses=[EventState.SCHEDULED])
             self._unready_by_gate[gate_id] = [event for event in behind if not self._could_start(event)]

@@ -97,10 +97,8 @@ class WebhookSender:
                 await asyncio.sleep(0)  # lets other tasks run while it reads a long history
 
     async def _send_batch(self) -> float | None:
-        """Delivers the messages of the next 200 history entries, up to the first failure.
-
-        Returns the seconds to wait before the next batch: 0 if more entries may follow, None to wait for new entries.
-        """
+        """Delivers the messages of the next 200 history entries, up to the first failure."""
+        # Returns the seconds to wait before the next batch: 0 if more entries may follow, None to wait for new entries.
         entries = self._dependencies.store.entries_after(self._position, _BATCH_ENTRIES)
         for entry in entries:
             message = self._message_to_send(entry)
@@ -143,7 +141,6 @@ class WebhookSender:
         return notification_message(notification)
 
     async def _deliver(self, message: NotificationMessage) -> str | None:
-        """None if the receiver accepted the message, else why not."""
         request = build_request(self._webhook, message, self._dependencies.real_time())
         try:
             response = await self._dependencies.send(request)
@@ -167,10 +164,7 @@ class WebhookSender:
         return wait
 
     async def _save_cursor(self) -> None:
-        """Saves the position.
-
-        If that fails, the next save covers it; a crash before then repeats some messages.
-        """
+        # If that fails, the next save covers it; a crash before then repeats some messages.
         position = self._position
         try:
             await self._dependencies.store.commit(

@@ -21,10 +21,8 @@ _SO_NETNS_COOKIE, _COOKIE_BYTES = 71, 8  # Linux 5.14; the socket module does no
 
 
 def _open_reuseport_sockets(sock: socket.socket, count: int) -> list[socket.socket]:
-    """Open `count` more listening sockets on the address and device of `sock`, with SO_REUSEPORT.
-
-    Returns none if that is impossible, as in another network namespace: then workers share `sock`.
-    """
+    """Open `count` more listening sockets on the address and device of `sock`, with SO_REUSEPORT."""
+    # Returns none if that is impossible, as in another network namespace: then workers share `sock`.
     siblings: list[socket.socket] = []
     with suppress(OSError):
         if not count or _is_in_other_namespace(sock):
@@ -56,7 +54,6 @@ def _open_reuseport_socket(sock: socket.socket) -> socket.socket:
 
 
 def _is_in_other_namespace(sock: socket.socket) -> bool:
-    """Whether `sock` is in another network namespace than this process."""
     with socket.socket() as own:
         return _namespace_cookie(sock) != _namespace_cookie(own)
 

@@ -259,7 +259,6 @@ class WorkerPool:
         return worker
 
     def _launch_worker(self, slot: int) -> WorkerHandle | None:
-        """Start a process and send it the state; None if the process cannot be started."""
         try:
             worker = WorkerHandle(
                 slot, fault_quota_fd=self._fault_quota.file, on_message=self._on_message, on_lost=self._on_lost
@@ -353,10 +352,7 @@ class WorkerPool:
                     echo.add_done_callback(partial(self._record_lag, worker))
 
     def _is_hung(self, worker: WorkerHandle) -> bool:
-        """Whether the worker missed too many heartbeats.
-
-        Counts heartbeats, not time: while this process was suspended it sent none, so the worker missed none.
-        """
+        # Counts heartbeats, not time: while this process was suspended it sent none, so the worker missed none.
         return worker.missed_heartbeats * _HEARTBEAT_S >= (
             self._hung_timeout_s if worker.has_ever_answered else self._start_timeout_s
         )

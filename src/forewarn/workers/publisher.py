@@ -190,10 +190,7 @@ class MetadataPublisher:
         return _published_scope(scope, vms, self._replays.current_answer(scope))
 
     def _on_commit(self, committed: AppliedCommit) -> None:
-        """Publish the scopes whose document, VMs or hosts may have changed.
-
-        An approval or the outcome of one VM changes an event, but not the document.
-        """
+        # An approval or the outcome of one VM changes an event, but not the document.
         commit = committed.commit
         for vm in commit.vms:
             self._track_removal(vm)
@@ -229,10 +226,7 @@ class MetadataPublisher:
             self.frontend.observations.replace_vm(key, vm.vm_id)
 
     def _assign_places(self, key: str, vm: Vm) -> None:
-        """Record where the VM with this key calls from.
-
-        A removed VM keeps its places: no scope shows it, so its calls are those of an unknown VM.
-        """
+        # A removed VM keeps its places: no scope shows it, so its calls are those of an unknown VM.
         places, old = self._places_of(vm), self._places.get(key, ())
         for place in old:
             if place and place not in places and self._callers.vm_at(place) == key:
@@ -243,11 +237,9 @@ class MetadataPublisher:
         self._places[key] = places
 
     def _places_of(self, vm: Vm) -> tuple[str, ...]:
-        """Where this VM's calls come in; "" for each place where it is not served.
-
-        A VM of a lab has its place on loopback first and, if the fleet file gives it an address elsewhere, that one
-        too.
-        """
+        """Where this VM's calls come in; "" for each place where it is not served."""
+        # A VM of a lab has its place on loopback first and, if the fleet file gives it an address elsewhere, that one
+        # too.
         if self._lab is None:
             return (vm.address,)
         return self._loopback_place(self._lab, vm), "" if vm.address.startswith("127.") else vm.address

@@ -51,11 +51,10 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _OwnerBackend:
-    """The `MetadataBackend` of a worker: sends each request to the owner and waits for its reply.
+    """The `MetadataBackend` of a worker: sends each request to the owner and waits for its reply."""
 
-    Requests raise Unavailable at once while the owner is silent. One that was sent waits for its reply without a time
-    limit.
-    """
+    # Requests raise Unavailable at once while the owner is silent. One that was sent waits for its reply without a time
+    # limit.
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
@@ -65,7 +64,6 @@ class _OwnerBackend:
         self.clock: SystemClock | LabClock = SystemClock()  # the worker replaces it if there is a lab
 
     def now(self) -> float:
-        """The current time on the lab's clock, or the machine's if there is no lab, in POSIX seconds."""
         return self.clock.now()
 
     async def enable(self, vm: str) -> None:
@@ -78,7 +76,6 @@ class _OwnerBackend:
         return unknown
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Have the owner issue a token of this identity; WrongResource if there are none for this resource."""
         result = await self._request(lambda number: messages.WorkerTokenRequest(number, identity, resource))
         assert isinstance(result, (ManagedIdentityToken, WrongResource))
         return result
@@ -116,7 +113,6 @@ class _PausableSocket(socket.socket):
     may_accept: Callable[[], bool]  # set by the worker before the first `accept`
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection, as `socket.accept`; BlockingIOError while accepting is paused or none waits."""
         if not self.may_accept():
             raise BlockingIOError
         return super().accept()
@@ -364,7 +360,6 @@ class Worker:
         self._channel.send(messages.encode_message(messages.ObservationReport(id=message.id)))
 
     def _send_report(self, number: int = 0, *, min_interval_s: float = 0.0) -> bool:
-        """Send what was observed since the last report, at most one batch; returns whether there may be more."""
         polls, deliveries = self._running_server.observations.take_increments(min_interval_s)
         hits = self._running_server.faults.take_hits()
         previous, self._reported_counts = self._reported_counts, self._running_server.request_totals()

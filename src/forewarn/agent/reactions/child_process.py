@@ -86,10 +86,7 @@ async def exit_status_of(
 async def _start_command(
     command: CommandLine, context: StepContext, log: BinaryIO, variables: Mapping[str, str]
 ) -> tuple[asyncio.subprocess.Process, asyncio.Task[None]]:
-    """Starts the command and a task that copies its output.
-
-    It uses a pipe of its own: with asyncio's, `wait` would not return while a background process holds the other end.
-    """
+    # It uses a pipe of its own: with asyncio's, `wait` would not return while a background process holds the other end.
     run_id = mark_command_run(context.folder)
     all_variables = event_variables(context) | dict(variables) | {RUN_VARIABLE: run_id}
     read_end, write_end = os.pipe()

@@ -34,8 +34,6 @@ class _HaproxyError(Unavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HaproxyServer:
-    """A server of HAProxy, and the state that an administrator has set for it."""
-
     name: str  # backend/server
     admin_state: _HaproxyAdminState  # ready: normal; drain: no new sessions; maint: out of use
     sessions: int  # number of current and queued ones
@@ -48,7 +46,6 @@ class _HaproxyRuntimeApi:
         self._address = address
 
     async def servers(self) -> tuple[_HaproxyServer, ...]:
-        """All servers of all backends as they are now, in HAProxy's order. Raises _HaproxyError."""
         sessions = dict(_parse_sessions(await self._run_command("show stat")))
         states = _parse_admin_states(await self._run_command("show servers state"))
         return tuple(
@@ -88,14 +85,12 @@ class _HaproxyRuntimeApi:
 
 
 def _parse_sessions(answer: str) -> Iterator[tuple[str, int]]:
-    """Yields (server, current and queued sessions) from the CSV of `show stat`."""
     for row in csv.DictReader(answer.removeprefix("# ").splitlines()):
         if row.get("type") == _SERVER_ROW_TYPE:
             yield f"{row['pxname']}/{row['svname']}", int(row.get("scur") or 0) + int(row.get("qcur") or 0)
 
 
 def _parse_admin_states(answer: str) -> list[tuple[str, _HaproxyAdminState]]:
-    """The admin state of each server, from `show servers state`."""
     columns: list[str] = []
     found: list[tuple[str, _HaproxyAdminState]] = []
     for line in answer.splitlines():
@@ -203,7 +198,6 @@ class DrainHaproxyReaction:
 
 
 def _undo_text(ours: list[str], found: dict[str, str]) -> str:
-    """Says which servers are ready again, and which someone else has changed."""
     if not found:
         return "nothing to undo: no server was ready before"
     parts = [f"{', '.join(ours)}: ready again"] if ours else []

@@ -102,7 +102,6 @@ PLACEHOLDERS = ("vm", "event_id", "kind", "phase", "step")  # written with a dol
 
 
 def _placeholder_values(context: StepContext) -> dict[str, str]:
-    """The values for this step by the names in PLACEHOLDERS: vm, event_id, kind, phase and step."""
     event = context.event
     values = (context.vm, event.id, event.kind, str(context.phase), context.step.name)
     return dict(zip(PLACEHOLDERS, values, strict=True))

@@ -31,8 +31,6 @@ _UNKNOWN_LAG = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PatroniMember:
-    """A member of a Patroni cluster; role and state are in Patroni's words."""
-
     name: str
     role: str  # such as leader, replica or sync_standby
     state: str  # such as running or streaming
@@ -46,26 +44,21 @@ class _PatroniMember:
 
     @property
     def is_running(self) -> bool:
-        """True if its state is running, streaming or in archive recovery."""
         return self.state in _RUNNING_STATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PatroniCluster:
-    """A Patroni cluster as its REST API shows it."""
-
     own_name: str  # of the member that answered
     members: tuple[_PatroniMember, ...]  # in Patroni's order
     is_paused: bool = False  # then Patroni requires a candidate
 
     @property
     def leader(self) -> _PatroniMember | None:
-        """The first member that is a leader, running or not; None if there is none."""
         return next((member for member in self.members if member.is_leader), None)
 
     @property
     def own_member(self) -> _PatroniMember | None:
-        """The member that answered; None if it is not listed."""
         return next((member for member in self.members if member.name == self.own_name), None)
 
     @property
@@ -79,15 +72,12 @@ class _PatroniCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PatroniApi:
-    """A client of the REST API of one Patroni node; the password is read at each switchover."""
-
     url: str  # the base URL
     user: str = ""  # "": none
     password_file: Path | None = None  # None: without authentication
     ca_file: Path | None = None  # the CAs to trust for https; None: the system's
 
     async def cluster(self) -> _PatroniCluster:
-        """Reads the cluster, with two requests. Raises HttpCallFailed, also if the answer is not Patroni's."""
         node = await self._get("/patroni")
         cluster = await self._get("/cluster")
         own, members = node.get("patroni"), cluster.get("members")
@@ -173,7 +163,6 @@ class FailoverPatroniReaction:
             return StepOutcome(ok=False, text=str(error))
 
     async def _cluster_with_replicas(self) -> _PatroniCluster | None:
-        """The cluster once it has a replica that can take over; None until then."""
         cluster = await self._api.cluster()
         return cluster if cluster.replicas else None
 
@@ -198,7 +187,6 @@ class FailoverPatroniReaction:
         return await self._wait_for_new_leader(context)
 
     async def _wait_for_new_leader(self, context: StepContext) -> StepOutcome:
-        """Waits until another member leads and this one follows."""
         if not await wait_until(context, self._has_new_leader, every_s=0.5):
             return StepOutcome(
                 ok=False, text="at the end of the step's time no other member leads with this one as replica"

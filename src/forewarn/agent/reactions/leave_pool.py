@@ -49,7 +49,6 @@ class _ConfiguredCall:
     expect: tuple[int, ...] = _SUCCESS_STATUSES  # the statuses that mean success
 
     def to_http_call(self, context: StepContext, ca_file: Path | None) -> HttpCall:
-        """The call to send for this step: with placeholders filled, and secrets read from their files."""
         body = b"" if self.body is None else fill_body(self.body, context)
         kind = {} if self.body is None or isinstance(self.body, str) else {"Content-Type": "application/json"}
         secrets = {name: read_secret(file) for name, file in self.header_files.items()}
@@ -74,7 +73,6 @@ class _ConfiguredWait:
     every_s: float = 1.0  # seconds between two calls
 
     def is_met(self, reply: HttpReply) -> bool:
-        """True if the reply has an expected status, and its text contains `contains` and not `lacks`."""
         is_text_fit = self.contains in reply.text and not (self.lacks and self.lacks in reply.text)
         return reply.status in self.call.expect and is_text_fit
 

@@ -86,7 +86,6 @@ def _journal_fields(context: StepContext) -> dict[str, str]:
 
 
 def _send_to_systemd_journal(journal: Path, fields: Mapping[str, str]) -> None:
-    """Sends one entry with these fields to the systemd journal, whose unix socket is `journal`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)  # a full journal must not block the agent
         sock.sendto(b"".join(_encode_journal_field(name, text) for name, text in fields.items()), str(journal))

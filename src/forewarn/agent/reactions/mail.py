@@ -46,8 +46,6 @@ class _SmtpRejected(Rejected):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SmtpServerConfig:
-    """The SMTP server to send through."""
-
     host: str
     port: int
     security: _SmtpSecurity = "starttls"  # tls: from the first byte on; none: not encrypted
@@ -60,10 +58,7 @@ class _SmtpServerConfig:
 
 
 async def _send_mail(server: _SmtpServerConfig, mail: EmailMessage, sender: str, receivers: tuple[str, ...]) -> None:
-    """Sends a mail once; returns when the server has accepted it for all receivers. Has no timeout.
-
-    If the connection breaks at the end, the server may have accepted the mail although _SmtpTemporaryError is raised.
-    """
+    # If the connection breaks at the end, the server may have accepted the mail although _SmtpTemporaryError is raised.
     try:
         session = await _SmtpSession.open(server)
         try:
@@ -107,29 +102,23 @@ async def _transfer_mail(session: _SmtpSession, mail: EmailMessage, sender: str,
 
 
 class _SmtpSession:
-    """One SMTP connection."""
-
     def __init__(self, server: _SmtpServerConfig, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._server, self._reader, self._writer = server, reader, writer
 
     @classmethod
     async def open(cls, server: _SmtpServerConfig) -> _SmtpSession:
-        """Connects to the server."""
         trust = _tls_context(server) if server.security == "tls" else None
         return cls(server, *await asyncio.open_connection(server.host, server.port, ssl=trust, limit=_MAX_LINE_BYTES))
 
     def close(self) -> None:
-        """Closes the connection."""
         self._writer.transport.abort()
 
     async def greet(self) -> set[str]:
-        """Reads the greeting, sends EHLO, and returns the extensions that the server offers."""
         await self._read_reply("the greeting", (220,))
         lines = await self.command("EHLO forewarn", 250)
         return {line.split(" ")[0].upper() for line in lines[1:]}
 
     async def start_tls(self) -> None:
-        """Upgrades the connection to TLS."""
         await self._writer.start_tls(_tls_context(self._server), server_hostname=self._server.host)
 
     async def command(self, line: str, *expected: int, shown_as: str = "") -> list[str]:
@@ -138,12 +127,10 @@ class _SmtpSession:
         return await self._read_reply(shown_as or line, expected)
 
     async def send(self, data: bytes) -> None:
-        """Sends raw bytes."""
         self._writer.write(data)
         await self._writer.drain()
 
     async def _read_reply(self, what: str, expected: tuple[int, ...]) -> list[str]:
-        """Returns the lines of a reply; raises _SmtpRejected for an unexpected 5xx, else _SmtpTemporaryError."""
         lines: list[str] = []
         while True:
             raw = (await self._reader.readuntil(b"\n")).decode("utf-8", "replace").rstrip()
@@ -211,11 +198,9 @@ class MailReaction:
 
 
 def _compose_mail(context: StepContext, options: MailOptions) -> EmailMessage:
-    """Builds the mail of this phase: that the event is announced or, in the undo phase, that it is gone.
-
-    A repeated mail has the same Message-ID. The VM is part of it: an event lists several VMs, each with an agent, and
-    mail systems drop a second mail with the same id.
-    """
+    """Builds the mail of this phase: that the event is announced or, in the undo phase, that it is gone."""
+    # A repeated mail has the same Message-ID. The VM is part of it: an event lists several VMs, each with an agent, and
+    # mail systems drop a second mail with the same id.
     event = _UNSAFE_ID_CHARACTERS.sub("", context.key or context.event.id) or "event"
     thread = f"<{event}.{_UNSAFE_ID_CHARACTERS.sub('', context.step.name)}.{_encoded_vm_name(context.vm)}@forewarn>"
     mail = EmailMessage()

@@ -47,10 +47,8 @@ def _read_process(pid: int) -> tuple[str, ProcessInfo | None]:
 
 
 def _is_pid_reused(target: ProcessInfo) -> bool:
-    """Whether another process, perhaps a zombie, has the target's pid now.
-
-    The group that the target led is gone then: the kernel gives no new process a pid that is the id of a group.
-    """
+    """Whether another process, perhaps a zombie, has the target's pid now."""
+    # The group that the target led is gone then: the kernel gives no new process a pid that is the id of a group.
     _, found = _read_process(target.pid)
     return found is not None and found.start_ticks != target.start_ticks
 

@@ -81,7 +81,6 @@ class StopUnitsReaction:
         return await self._unit_state(unit, context) in _ENDED_STATES
 
     async def _unit_state(self, unit: str, context: StepContext) -> str:
-        """The unit's ActiveState; `inactive` for a unit that does not exist."""
         command = (*self._systemctl_command(), "show", "--property=ActiveState", "--value", unit)
         outcome = await child_process.run_command(command, context, log="state")
         output = (context.folder / "state.log").read_text().split() if outcome.ok else []

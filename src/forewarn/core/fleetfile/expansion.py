@@ -97,7 +97,6 @@ def _vm_batch(series: _VmSeries, rotation: _DomainRotation, problems: ProblemCol
 
 
 def _has_clear_location(table: ParsedTable[Any], parent: ParentResource | None) -> bool:
-    """Return whether the tables say without contradiction where the VMs are and which parent they have."""
     zone_keys = table.given_keys & {"zone", "zones"}
     contradicts = len(zone_keys) == 2 or (zone_keys and table.has("availability_set"))
     lacks_parent = parent is None and PARENT_KEYS & table.given_keys
@@ -173,7 +172,6 @@ def _role_series(role: ParsedTable[tables.RoleTable], service: ParentResource) -
 def _declared_series(
     file: ParsedFleetFile, inherited: InheritedValues, parents: list[ParentResource], problems: ProblemCollector
 ) -> Iterator[_VmSeries]:
-    """Yield the series of each [[vms]] table whose names are valid."""
     for table in file.vms:
         standalone = inherited.template(table)
         parent = find_parent(table, parents, standalone, file, problems)
@@ -264,14 +262,12 @@ class _DomainRotation:
         self._taken: Counter[str] = Counter()
 
     def next_index(self, series: _VmSeries) -> int:
-        """Return how many VMs of the series' set and placement group came before (from 0), and count one more."""
         key = f"{series.rotation_key} {series.template.placement_group}"
         self._taken[key] += 1
         return self._taken[key] - 1
 
 
 def _expand_series(series: _VmSeries, rotation: _DomainRotation, problems: ProblemCollector) -> Iterator[Vm]:
-    """Yield the VMs of a series, numbered, with zones, domains and placement groups in turn."""
     template, parent, zones = series.template, series.parent, series.zones
     update_domains = parent.update_domains if parent and not series.table.has("update_domain") else 0
     fault_domains = parent.fault_domains if parent and not series.table.has("fault_domain") else 0
@@ -297,7 +293,6 @@ def _placement_group(template: Vm, index: int) -> str:
 
 
 def _address(series: _VmSeries, i: int, n: int, problems: ProblemCollector) -> str:
-    """Return the address of the i-th VM, which has the number n: by pattern, or counted up."""
     line = series.table.line("address")
     written = fill_pattern(series.address, n) if is_pattern(series.address) else series.address
     offset = 0 if is_pattern(series.address) else i

@@ -79,8 +79,6 @@ def parse_fleet_file(text: str, problems: ProblemCollector) -> ParsedFleetFile |
 
 
 class _FleetFileParser:
-    """Converts parsed TOML to tables, and collects their problems."""
-
     def __init__(self, lines: TomlLineIndex, problems: ProblemCollector) -> None:
         self._lines = lines
         self._problems = problems

@@ -112,7 +112,6 @@ def _with_hosts(batches: list[VmBatch], hosts: dict[str, Host], problems: Proble
 
 
 def _with_declared_host_name(vm: Vm, hosts: dict[str, Host]) -> Vm:
-    """Spell the name of the VM's host as the host is declared."""
     host = hosts.get(vm.host.casefold())
     return msgspec.structs.replace(vm, host=host.name) if host else vm
 

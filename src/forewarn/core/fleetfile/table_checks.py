@@ -44,14 +44,12 @@ def check_parents(parents: list[ParentResource], problems: ProblemCollector) -> 
 def _check_no_placement_group(
     table: ParsedTable[Any], scale_set: ParentResource | None, problems: ProblemCollector
 ) -> None:
-    """Report a placement group of a flexible scale set or of one of its VMs, which `table` declares."""
     if scale_set and scale_set.template.is_flexible and table.has("placement_group"):
         what = f"scale set {scale_set.name!r} is Flexible and has no placement groups (spec §14.5)"
         problems.add(table.line("placement_group"), what, "leave out placement_group")
 
 
 def _check_narrow_delivery(parent: ParentResource, problems: ProblemCollector) -> None:
-    """Report narrow delivery in a set with more than one fault domain."""
     domains, table = parent.fault_domains, parent.table
     if parent.template.narrow_delivery and domains != 1 and "fault_domains" not in table.invalid_keys:
         what = f"{parent.label} {parent.name!r} has narrow_delivery and {domains} fault domains (spec §14.6)"
@@ -59,8 +57,6 @@ def _check_narrow_delivery(parent: ParentResource, problems: ProblemCollector) -
 
 
 class _DuplicateCheck:
-    """Reports things that are declared twice."""
-
     def __init__(self, problems: ProblemCollector) -> None:
         self._problems = problems
         self._seen: dict[Hashable, int] = {}

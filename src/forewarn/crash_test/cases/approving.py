@@ -40,8 +40,6 @@ _PACEMAKER_AGENT = "https://github.com/ClusterLabs/resource-agents/blob/main/hea
 
 
 def _approval_with(answer: Callable[[], SpoiledAnswer], *, times: int | None = None, notice_s: float = 20.0) -> Script:
-    """Answer approvals with this substitute, for a number of times or until the event starts."""
-
     async def script(stage: Stage) -> None:
         await begin(stage)
         stage.substitute(answer(), times=times)

@@ -54,7 +54,6 @@ def _started(event: StageEvent) -> dict[str, object]:
 
 
 def _resources(document: dict[str, object]) -> list[list[object]]:
-    """Return the lists of names of a document's events, to be changed in place."""
     events = document["Events"]
     found = [event.get("Resources") for event in events if isinstance(event, dict)] if isinstance(events, list) else []
     return [item for item in found if isinstance(item, list)]

@@ -40,7 +40,6 @@ def _reading(
     is_rare: bool = False,
     on_spot: bool = False,
 ) -> tuple[Case, ...]:
-    """Return the case, and with `on_spot` its variant for Spot VMs."""
     case = Case(
         id=f"reading-{name}",
         title=title,

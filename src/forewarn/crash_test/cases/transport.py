@@ -39,7 +39,6 @@ def _transport(
     on_spot: bool = False,
     at_start: bool = False,
 ) -> tuple[Case, ...]:
-    """Return the case, and with `on_spot` its variant for Spot VMs."""
     case = Case(
         id=f"transport-{name}",
         title=title,

@@ -51,8 +51,6 @@ def _neighbour_only(answer: Callable[[Stage], SpoiledAnswer] | None = None) -> S
 
 
 def _own_with(answer: Callable[[Stage], SpoiledAnswer]) -> Script:
-    """Publish an event of the VM, with its documents changed."""
-
     async def script(stage: Stage) -> None:
         await begin(stage)
         stage.substitute(answer(stage))

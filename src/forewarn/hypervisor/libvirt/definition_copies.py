@@ -77,7 +77,6 @@ class DefinitionCopies:
 
 @contextmanager
 def _file_errors(path: Path, participle: str) -> Iterator[None]:
-    """Raise ActNotTried instead of an OSError of the block: the copy at `path` cannot be `participle`."""
     try:
         yield
     except OSError as error:

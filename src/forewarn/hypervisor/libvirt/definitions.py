@@ -106,7 +106,6 @@ class DomainDefinitions:
         return needs
 
     async def _xml(self, host: str, vm: str) -> str:
-        """Return the VM's definition on the host, or its copy if the host does not answer or has lost it."""
         if not host:
             if (last := self._copies.load("", vm)) is None:
                 raise Refused(f"VM {vm!r} is on no host, and no definition of it is kept: define it on a host")

@@ -108,7 +108,6 @@ def _check_host_names(hosts: Sequence[ImportedHost]) -> None:
 
 
 def _choose(same_name: list[ImportedVm]) -> tuple[ImportedVm | None, str]:
-    """The VM among the domains of one name, if one can be chosen, and a note for the user."""
     first = same_name[0]
     if (problem := plain_name_error(first.name, limit=MAX_NAME_LENGTH)) is not None:
         return None, f"domain {first.name!r} of host {first.host} is left out: its name {problem}; rename it"

@@ -184,7 +184,6 @@ class LibvirtSession:
         return ", ".join(problems) or HALTED_REASONS[reason]
 
     def _life(self, domain: Any) -> tuple[int, int, bool, bool] | None:
-        """State, reason, whether it has a process, and whether its definition is stored; None: it is gone."""
         try:
             with self._failures():
                 state, reason = domain.state()
@@ -207,7 +206,6 @@ class LibvirtSession:
         )
 
     def _job(self, domain: Any) -> tuple[bool, bool]:
-        """Whether the domain has a job, and whether it is the destination of a migration."""
         try:
             with self._failures():
                 return domain.jobInfo()[0] != _NO_JOB, False

@@ -57,7 +57,6 @@ class LibvirtStorage:
                     return
 
     def _pools(self, path: str) -> list[Any]:
-        """The pools that manage this path; none if the host's libvirt has no storage driver."""
         try:
             with self._failures():
                 pools = self._connection.listAllStoragePools()

@@ -184,10 +184,8 @@ class MachineHypervisor:
         return record
 
     async def _settle(self, earlier: MachineActRecord, act: Act, now: float) -> ActUnderWay | None:
-        """End an act that was given up before it was done; return what it waits for, None once it has ended.
-
-        A move that its source has not released is undone, and one that was released is completed.
-        """
+        """End an act that was given up before it was done; return what it waits for, None once it has ended."""
+        # A move that its source has not released is undone, and one that was released is completed.
         reason = f"given up in favour of {act.verb} {act.id}"
         is_start_elsewhere = bool(earlier.destination) and earlier.destination not in (act.from_host, act.to_host)
         needs_undo = earlier.is_move or (earlier.verb is Verb.START and is_start_elsewhere)
@@ -206,7 +204,6 @@ class MachineHypervisor:
         return None
 
     async def _advance(self, record: MachineActRecord, now: float) -> ActDone | ActUnderWay:
-        """Carry out decisions until the act is over, or must wait, or about a second has passed."""
         deadline = self._clock.now() + self._policy.perform_wait_s
         before: Decision | None = None
         obstacle: Wait | None = None  # why the last operation had no effect, if its host said so
@@ -243,10 +240,7 @@ class MachineHypervisor:
     async def _observe(
         self, record: MachineActRecord, now: float, known: Observation | None
     ) -> Observation | Wait | None:
-        """Return what the act's hosts report; None before its first step, Wait if one cannot be looked at.
-
-        What is `known` from a moment ago is not asked again: a guest that runs keeps its QEMU from answering quickly.
-        """
+        # What is `known` from a moment ago is not asked again: a guest that runs keeps its QEMU from answering quickly.
         if record.step is Step.BEGIN:
             return None
         if known is not None and record.step in (Step.SEND, Step.ACTIVATE):  # it has just been entered

@@ -278,7 +278,6 @@ class HostMoves:
     async def _advance(
         self, act: Act, step: MoveStep, record: MachineActRecord, given: MoveHandover, now: float
     ) -> StepReport:
-        """Carry out decisions until the step is over, or must wait, or about a second has passed."""
         deadline = self._clock.now() + self._policy.perform_wait_s
         before: Decision | None = None
         while record.ok is None:
@@ -307,7 +306,6 @@ class HostMoves:
         return _report_of(step, record)
 
     async def _next_decision(self, act: Act, step: MoveStep, record: MachineActRecord, now: float) -> Decision:
-        """Return what `move` decides, from what this host reports and what the order says about the other one."""
         if _has_succeeded(step, record):
             return End(True, record.detail)
         seen_record = msgspec.structs.replace(record, destination=act.to_host, source=act.from_host)
@@ -362,7 +360,6 @@ class HostMoves:
         return decision
 
     def _released(self, act: Act) -> MachineActRecord | None:
-        """The record of the release of this move, if this host has given it."""
         record = self._journal.find(step_act(act, MoveStep.RELEASE).id)
         return record if record is not None and record.release is not None else None
 
@@ -374,7 +371,6 @@ class HostMoves:
         return self._journal.find(step_act(act, MoveStep.UNDO).id) is not None
 
     def _begin(self, act: Act, step: MoveStep, now: float, release: Release | None = None) -> MachineActRecord:
-        """Store the record of a step, unless it has one; return it."""
         is_here = step is MoveStep.ACTIVATE
         record = MachineActRecord(
             act_id=step_act(act, step).id,
@@ -408,13 +404,11 @@ class HostMoves:
 
 
 def _step_of_record(record: MachineActRecord) -> MoveStep | None:
-    """Return the step of a move that this record is about; None: it is about a whole act."""
     step = record.act_id.rpartition("/")[2]
     return MoveStep(step) if step in list(MoveStep) else None
 
 
 def _host_of(act: Act, step: MoveStep) -> str:
-    """Return the host that performs this step of a move."""
     return act.to_host if step in _ON_DESTINATION else act.from_host
 
 

@@ -101,10 +101,7 @@ def _without_host(act: MachineActRecord, seen: Observation) -> Decision:
 
 
 def _undo(act: MachineActRecord, seen: Observation) -> Decision:
-    """Decide about a start that was given up: the VM must not run there when it starts elsewhere.
-
-    The host forgets the VM, so that an order to start it that is still on its way has no effect.
-    """
+    # The host forgets the VM, so that an order to start it that is still on its way has no effect.
     if seen.source is None:
         if seen.is_source_down or seen.can_lock_disks:
             return End(False, act.failure)

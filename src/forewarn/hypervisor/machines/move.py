@@ -271,11 +271,9 @@ def _clean_up(act: MachineActRecord, seen: Observation) -> Decision:
 
 
 def _return(act: MachineActRecord, seen: Observation) -> Decision:
-    """Decide after the destination could not run the VM: it boots on its source once that is safe.
-
-    A destination that has forgotten the VM, or is down, will not run it, even if an order to boot it is still on its
-    way.
-    """
+    """Decide after the destination could not run the VM: it boots on its source once that is safe."""
+    # A destination that has forgotten the VM, or is down, will not run it, even if an order to boot it is still on its
+    # way.
     if seen.destination is None and not seen.is_destination_down:
         note = f"{act.destination} does not answer, and {act.name} may run there: waiting for it"
         return Wait(_join(act.failure, note), host=act.destination)

@@ -182,7 +182,6 @@ class MachineOperations:
         return self._fencer.is_fenced(host) or self._is_confirmed_down(host)
 
     async def _destination_state(self, act: MachineActRecord, *, is_receiving: bool) -> MachineState | None:
-        """Return the state on the destination of a move; None also while it receives a guest."""
         if not act.is_move:
             return MachineState.ABSENT
         return None if is_receiving else await self._state(act.destination, act.name)
@@ -270,10 +269,8 @@ class MachineOperations:
                 log.debug("%s has no mark on %s yet: %s", act.name, act.source, full_message(error))
 
     async def _mark_activation(self, act: MachineActRecord) -> None:
-        """Store on the destination that the VM was released to it, unless this process has done so already.
-
-        Only a service that loses its journal needs it, so a host that does not answer now delays nothing.
-        """
+        """Store on the destination that the VM was released to it, unless this process has done so already."""
+        # Only a service that loses its journal needs it, so a host that does not answer now delays nothing.
         if act.act_id in self._activated:
             return
         try:

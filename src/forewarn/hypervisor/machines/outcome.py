@@ -38,7 +38,6 @@ def _downtime_text(act: MachineActRecord) -> str | None:
 
 
 def _guest_text(act: MachineActRecord, acpi_timeout_s: float) -> str:
-    """Return that the guest did not shut down when it was asked to; "" if it did, or was not asked."""
     asked = act.entry(Step.SHUT_DOWN)
     forced = next((entry for entry in act.steps if entry.step in _FORCED), None)
     if asked is None or forced is None:

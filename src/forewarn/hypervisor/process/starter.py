@@ -33,8 +33,6 @@ _LOG_FILE = "keeper.log"
 
 
 class _ProgramStore(Protocol):
-    """The part of the store that `ProgramStarter` reads."""
-
     def vms_with_program(self) -> Sequence[Vm]:
         """All present VMs whose `program` is not empty."""
 
@@ -50,8 +48,6 @@ class _ProgramStore(Protocol):
 
 @dataclass(slots=True)
 class _StartAttempt:
-    """The attempts to start the supervisor of one VM."""
-
     child: subprocess.Popen[bytes] | None = None
     failures: int = 0
     not_before: float = 0.0  # loop time
@@ -145,7 +141,6 @@ class ProgramStarter:
         self.supervisors.record(vm.key, attempt.child.pid, process_start_time(attempt.child.pid))
 
     async def _check_supervisor(self, vm: Vm) -> None:
-        """Notice a supervisor that connected or exited."""
         attempt = self._attempt_for(vm)
         if self.supervisors.connection_of(vm.key) is not None and attempt.failures > 1:
             attempt.failures = 1
@@ -165,7 +160,6 @@ class ProgramStarter:
             await self.write_history(EntryKind.PROGRAM, vm, text)
 
     def _stop_removed(self) -> None:
-        """Stop the programs of VMs that were removed from the fleet without an event."""
         for key, connection in self.supervisors.connections.items():
             vm = self.store.vm(key)
             if vm is not None and vm.removed_at is not None and not self._has_pending_act(key):
@@ -173,7 +167,6 @@ class ProgramStarter:
                 connection.send_order(Act(id=act_id, vm=key, name=vm.name, verb=Verb.DELETE, event_id=""), 0.0)
 
     def _reap_untracked(self) -> None:
-        """Reap exited supervisors of VMs that are no longer tracked."""
         for key in self._attempts.keys() - self._vms_with_program.keys():
             child = self._attempts[key].child
             if child is None or child.poll() is not None:

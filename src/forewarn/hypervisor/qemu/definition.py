@@ -112,7 +112,6 @@ def parse_definition(data: bytes, file: Path) -> VmDefinition:
 
 
 def _problem(definition: VmDefinition) -> str:
-    """Say what is wrong with a definition and what to write instead; "" for a good one."""
     if not definition.command or not definition.command[0]:
         return "'command' is empty: give QEMU's program and its options"
     options = {text.lstrip("-") for text in definition.command[1:] if text.startswith("-")}

@@ -11,8 +11,6 @@ from forewarn.hypervisor.qemu.instance import QemuInstance, write_durably
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """A definition whose file is not complete yet."""
-
     definition: VmDefinition
     task: asyncio.Task[None]
 

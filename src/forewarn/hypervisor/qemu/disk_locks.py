@@ -104,7 +104,6 @@ class DiskLocks:
         return {user.disk for user in users} == set(disks) and all(user.pid == pid and user.has_lock for user in users)
 
     def _count(self, disks: Sequence[Path]) -> bool:
-        """Whether there are disks, and the locks of all of them count."""
         return bool(disks) and all(
             disk.is_file()
             and any(disk.resolve().is_relative_to(directory.resolve()) for directory in self._directories)
@@ -141,7 +140,6 @@ def _digest(definition: bytes) -> str:
 
 
 def _file_system(path: Path) -> str:
-    """Return the type of the file system that a path is on, such as ext4; "" if that is not known."""
     resolved, depth, kind = path.resolve(), 0, ""
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         fields, _, rest = line.partition(b" - ")

@@ -63,7 +63,6 @@ def _descriptors(process: Path) -> Iterator[str]:
 
 
 def _user(process: Path, descriptor: str, disk: Path) -> DiskUser | None:
-    """Return how the process uses the disk; None if it only reads it, or has ended."""
     try:
         lines = (process / "fdinfo" / descriptor).read_text(encoding="ascii").splitlines()
     except OSError:

@@ -407,7 +407,6 @@ class QemuDriver:
         return instance
 
     def _instances(self, host: str) -> list[QemuInstance]:
-        """All VMs that are defined on the host; none if its directory is lost."""
         directory = Path(self._host(host).directory)
         return [QemuInstance(host, path.stem, directory) for path in sorted(directory.glob(f"*{DEFINITION_SUFFIX}"))]
 

@@ -71,12 +71,10 @@ async def begin_to_send(
 
 
 def _migration_uri(address: Mapping[str, str]) -> str:
-    """Return the URI of the socket on which QEMU waits for a live migration, as QEMU reports the socket."""
     if address["type"] == "unix":
         return f"unix:{address['path']}"
     return f"tcp:{_bracketed(address['host'])}:{address['port']}"
 
 
 def _bracketed(host: str) -> str:
-    """Return an address as it is written in a URI: in brackets if it is an IPv6 address."""
     return f"[{host}]" if ":" in host else host

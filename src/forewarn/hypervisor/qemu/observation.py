@@ -71,7 +71,6 @@ async def observe_instance(instance: QemuInstance, processes: QemuProcesses) -> 
 
 
 def _process_identity(instance: QemuInstance) -> str:
-    """The process id and start time of the VM's QEMU; "" if its pid file does not say it."""
     with suppress(OSError, ValueError):
         pid = int(instance.pid_file.read_text())
         if started := process_start_time(pid):
@@ -132,7 +131,6 @@ def _sockets(directory: Path) -> Iterator[_Socket]:
 
 
 async def _watch_events(socket: Path, host: str, changed: asyncio.Queue[str]) -> None:
-    """Report the host when a QEMU begins to be watched, for each event that matters, and at its end."""
     try:
         reader, writer = await asyncio.open_unix_connection(socket)
     except OSError:

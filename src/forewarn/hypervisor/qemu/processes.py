@@ -33,7 +33,6 @@ _TAP_ERROR = re.compile(r"could not configure /dev/net/tun \(([^()]+)\): (.+)")
 
 
 def _start_failure(message: str) -> str:
-    """Return for people why QEMU has ended, from its last message: with a remedy, or the message itself."""
     if (found := _TAP_ERROR.search(message)) is None:
         return message
     tap, reason = found.groups()
@@ -95,7 +94,6 @@ class QemuProcesses:
             return await question(monitor)
 
     async def _keep(self, instance: QemuInstance, monitor: Monitor) -> None:
-        """Keep the connection for the next operation, or close it if QEMU has."""
         if not monitor.is_connected:
             await monitor.close()
             return
@@ -108,7 +106,6 @@ class QemuProcesses:
         task.add_done_callback(self._closing.discard)
 
     async def _take_kept(self, instance: QemuInstance) -> Monitor | None:
-        """Return the connection of an earlier operation; None if there is none, or its QEMU has ended."""
         kept = self._kept.pop(instance, None)
         if kept is None:
             return None
@@ -119,7 +116,6 @@ class QemuProcesses:
         return None
 
     async def _drop(self, instance: QemuInstance) -> None:
-        """Close the connection that is kept for the VM, if there is one."""
         if (kept := self._kept.pop(instance, None)) is not None:
             kept.timer.cancel()
             await kept.monitor.close()
@@ -196,7 +192,6 @@ class QemuProcesses:
         self._children = [child for child in self._children if child.poll() is None]
 
     async def _wait_until_gone(self, instance: QemuInstance, within_s: float) -> bool:
-        """Wait until QEMU has ended, even if a person started it; returns whether it has."""
         deadline = asyncio.get_running_loop().time() + within_s
         while True:
             for child in self._children:

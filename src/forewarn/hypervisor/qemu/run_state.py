@@ -68,7 +68,6 @@ async def stop_reason(monitor: Monitor) -> str:
 
 
 def _disk_problem(block: Mapping[str, Any]) -> str:
-    """Say what is wrong with a disk, in QEMU's name of it; "" if it works."""
     name = block.get("device") or block.get("qdev") or "?"
     match block.get("io-status", "ok"):
         case "ok":

@@ -63,7 +63,6 @@ def _create_deliveries() -> None:
 
 
 def _field(name: str) -> str:
-    """Return the SQL of a field of the JSON body, which is stored as bytes."""
     return f"json_extract(CAST(body AS TEXT), '$.{name}')"
 
 
