@@ -12,6 +12,7 @@ import pytest
 from forewarn.service.settings import load_settings
 from tests.support.markdown_pages import ROOT, blocks, pages
 
+CLI_PAGES = [page.relative_to(ROOT).as_posix() for page in pages() if page.match("docs/reference/cli/*.md")]
 TUTORIALS = ("first-ten-minutes", "handler-in-ci", "crash-test-my-handler")
 # (page, language) → the test that runs or reads the blocks; the test names the page or its folder.
 TESTED_BY = {
@@ -100,7 +101,7 @@ NOT_RUN = {
     ("docs/how-to/vm.md", "sh"): "the reader's own program; their options are checked",
     ("docs/how-to/webhooks.md", ""): "a receiver of the reader's; tests/webhooks run the commands",
     ("docs/reference/azure-clients.md", "sh"): "for other shells; tests/cli test the variables",
-    ("docs/reference/cli.md", "text"): "generated from the commands",
+    **{(name, "text"): "generated from the commands" for name in CLI_PAGES if "index" not in name},
     ("docs/reference/contract/errors.md", "xml"): "tests/protocol compare the bytes",
     ("docs/reference/powershell.md", "sh"): "for a machine with PowerShell; tests/arm make the calls",
     ("docs/reference/reactions-services.md", ""): "a line of HAProxy's file; `make test-real` runs HAProxy",

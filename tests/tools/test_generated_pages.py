@@ -19,8 +19,15 @@ def test_a_generated_page_is_current(name: str) -> None:
 
 
 def test_the_reference_of_the_command_line_has_a_section_for_every_command() -> None:
-    sections = re.findall(r"^### (forewarn .+)$", PAGES["reference/cli.md"], re.MULTILINE)
+    text = "\n".join(page for name, page in PAGES.items() if name.startswith("reference/cli/"))
+    sections = re.findall(r"^## (forewarn .+)$", text, re.MULTILINE)
     assert sections == [path for path, _ in all_commands(forewarn, "forewarn")][1:]
+
+
+@pytest.mark.parametrize("folder", ["reference/cli", "reference/crash-test-cases"])
+def test_a_folder_of_generated_pages_has_no_page_of_a_group_that_is_gone(folder: str) -> None:
+    there = {page.relative_to(DOCS).as_posix() for page in (DOCS / folder).iterdir()}
+    assert there == {name for name in PAGES if name.startswith(f"{folder}/")}
 
 
 # How the help of an option begins that says what the option is like, and not what it does.

@@ -7,8 +7,8 @@ from pathlib import Path
 from forewarn.arm import routes as arm_routes
 from tools.docs.api_reference import api_reference_markdown
 from tools.docs.azure_api import azure_api_markdown
-from tools.docs.cli_reference import cli_markdown
-from tools.docs.crash_test_cases import crash_test_cases_markdown
+from tools.docs.cli_reference import cli_pages
+from tools.docs.crash_test_cases import crash_test_pages
 from tools.docs.crash_test_schema import crash_test_schema
 from tools.docs.decisions import decisions_markdown
 from tools.docs.executable_page import chosen_ports
@@ -35,7 +35,7 @@ def pages() -> dict[str, str]:
     return {
         "contributing/architecture.md": with_packages(_ARCHITECTURE.read_text(encoding="utf-8")),
         "contributing/decisions/index.md": decisions_markdown(DOCS / "contributing" / "decisions"),
-        "reference/cli.md": cli_markdown(),
+        **cli_pages(),
         "reference/faults.md": faults_markdown(),
         "reference/fleet-file.md": fleet_file_markdown(),
         "reference/lifecycle.md": lifecycle_markdown(),
@@ -47,12 +47,13 @@ def pages() -> dict[str, str]:
         "reference/agent-metrics.md": with_agent_metrics(_AGENT_METRICS.read_text(encoding="utf-8")),
         "reference/settings.md": with_settings(_SETTINGS.read_text(encoding="utf-8")),
         "reference/cluster-settings.md": with_cluster_settings(_CLUSTER_SETTINGS.read_text(encoding="utf-8")),
-        "reference/crash-test-cases.md": crash_test_cases_markdown(),
+        **crash_test_pages(),
         "reference/crash-test-result.schema.json": crash_test_schema(),
     }
 
 
 if __name__ == "__main__":
     for name, text in pages().items():
+        (DOCS / name).parent.mkdir(exist_ok=True)
         (DOCS / name).write_text(text, encoding="utf-8")
     update_tour(DOCS / "tour.svg", chosen_ports())

@@ -1,32 +1,35 @@
-"""Generates docs/reference/cli.md from the commands themselves (`make docs`)."""
+"""Generates docs/reference/cli/: a page for each group of commands, from the commands themselves (`make docs`)."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import click
 
 from forewarn.cli.root_command import HELP_SECTIONS, forewarn
 
-_PAGE = """\
+_INDEX = """\
 # The command line
 
-*Generated from `src/forewarn/cli/` by `make docs`; change the commands there, not this page.*
+<!-- from src/forewarn/cli, by `make docs` -->
 
-`--help` behind a command shows the same. Durations are written like `90s`, `15m`, `1h30m` or `7d`. Commands take VMs,
-hosts, scopes, events and requests by name, by id, or by the beginning of an id.
+`--help` behind a command shows what is on these pages. Durations are written like `90s`, `15m`, `1h30m` or `7d`.
+Commands take VMs, hosts, scopes, events and requests by name, by id, or by the beginning of an id.
+
+| group | commands |
+|---|---|
+{groups}
+
+Commands that call a service also have:
+
+{common}
 
 | exit code | meaning |
 |---|---|
 {exit_codes}
-
-These options belong to every command that calls a service, and are not repeated below:
-
-{common}
-
-{sections}
 """
 # Options of almost every command, by their spelling and help.
 _COMMON = {
@@ -34,19 +37,27 @@ _COMMON = {
     for option in forewarn.params
     if isinstance(option, click.Option) and option.opts != ["--version"]
 }
+_MOST_EXAMPLES = 2
+_FEWEST_SHARED = 3  # with fewer, a table of shared options is longer than the repetition
 _EXAMPLES = re.compile(r"(?:\A|\n)\s*Examples?:\n")
 
 
-def cli_markdown() -> str:
-    """The page docs/reference/cli.md: every command with its help, options and examples."""
-    sections = (_section(title, names) for title, names in HELP_SECTIONS.items())
+def cli_pages() -> dict[str, str]:
+    """The pages of the command line, by their path in docs/."""
+    pages = {f"reference/cli/{_slug(title)}.md": _page(title, names) for title, names in HELP_SECTIONS.items()}
     exit_codes = inspect.getdoc(inspect.getmodule(type(forewarn))) or ""
-    rows = re.findall(r"^(\d+)\s+(.+)$", exit_codes, re.MULTILINE)
-    return _PAGE.format(
-        exit_codes="\n".join(f"| {code} | {meaning} |" for code, meaning in rows),
-        common=_option_table(_options(forewarn, is_common=True)),
-        sections="\n\n".join(sections),
+    groups = "\n".join(
+        f"| [{title}]({_slug(title)}.md) | {_links(title, names)} |" for title, names in HELP_SECTIONS.items()
     )
+    return pages | {
+        "reference/cli/index.md": _INDEX.format(
+            groups=groups,
+            common=_option_table(_options(forewarn, is_common=True)),
+            exit_codes="\n".join(
+                f"| {code} | {meaning} |" for code, meaning in re.findall(r"^(\d+)\s+(.+)$", exit_codes, re.MULTILINE)
+            ),
+        )
+    }
 
 
 def all_commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
@@ -62,38 +73,63 @@ def all_commands(command: click.Command, path: str) -> Iterator[tuple[str, click
             yield from all_commands(child, f"{path} {name}")
 
 
-def _section(title: str, names: dict[str, str]) -> str:
-    parts = [f"## {title}"]
+def _slug(title: str) -> str:
+    return re.sub(r"^the-", "", title.lower().replace(" ", "-"))
+
+
+def _links(title: str, names: dict[str, str]) -> str:
+    return ", ".join(f"[{name}]({_slug(title)}.md#forewarn-{name})" for name in names)
+
+
+def _page(title: str, names: dict[str, str]) -> str:
+    commands: list[tuple[str, click.Command]] = []
     for name in names:
         root = forewarn.get_command(click.Context(forewarn), name)
         assert root is not None
-        parts += [_command(path, command) for path, command in all_commands(root, f"forewarn {name}")]
+        commands += all_commands(root, f"forewarn {name}")
+    options = [option for _, command in commands for option in _options(command, is_common=False)]
+    uses = Counter(map(_row, options))
+    shared = {row: option for option in options if uses[row := _row(option)] > 1}
+    if len(shared) < _FEWEST_SHARED:
+        shared = {}
+    parts = [f"# {title}", "<!-- from src/forewarn/cli, by `make docs` -->"]
+    parts += [_command(path, command, set(shared)) for path, command in commands]
+    if shared:
+        parts += ["## Options of several commands", _option_table(list(shared.values()))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _command(path: str, command: click.Command, shared: set[str]) -> str:
+    """The section of one command: what it does, how it is written with examples, and its options."""
+    texts, examples = _help_parts(command)
+    options = _options(command, is_common=False)
+    if isinstance(command, click.Group) and not command.invoke_without_command:
+        return "\n\n".join([f"## {path}", *texts])  # its subcommands follow, with their examples
+    usage = re.sub(r"\s+", " ", command.get_usage(click.Context(command, info_name=path)).removeprefix("Usage: "))
+    calls = [line for line in examples if line.startswith("forewarn")]
+    others = [line for line in examples if not line.startswith("forewarn")]  # such as a line for each shell
+    shown = calls[:_MOST_EXAMPLES] if options else []
+    synopsis = re.sub(r" \[OPTIONS\]| \[COMMAND\].*", "", usage)
+    lines = [*([] if synopsis == path and shown else [synopsis]), *shown, *others]
+    parts = [f"## {path}", " ".join(texts), "```text\n" + "\n".join(dict.fromkeys(lines)) + "\n```"]
+    if own := [option for option in options if _row(option) not in shared]:
+        parts.append(_option_table(own))
+    if also := [f"`{option.opts[0]}`" for option in options if _row(option) in shared]:
+        parts.append(f"{'Also' if own else 'Takes'} {', '.join(also)} ([below](#options-of-several-commands)).")
     return "\n\n".join(parts)
 
 
-def _command(path: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=path, max_content_width=100)
-    usage = command.get_usage(context).removeprefix("Usage: ").replace("\n", " ")
-    parts = [f"### {path}", f"```text\n{re.sub(r' +', ' ', usage)}\n```", *_help_parts(command)]
-    if options := _options(command, is_common=False):
-        parts.append(_option_table(options))
-    if command.epilog:
-        parts.append(_examples(_EXAMPLES.sub("\n", command.epilog)))
-    return "\n\n".join(parts)
-
-
-def _help_parts(command: click.Command) -> Iterator[str]:
-    """The paragraphs of the help; those that click keeps as they are become code blocks."""
-    for paragraph in inspect.cleandoc((command.help or "").partition("\f")[0]).strip().split("\n\n"):
+def _help_parts(command: click.Command) -> tuple[list[str], list[str]]:
+    """The paragraphs of the help, and the lines of its examples, which click keeps as they are."""
+    texts, examples = [], []
+    paragraphs = inspect.cleandoc(command.help or "").strip().split("\n\n")
+    for paragraph in [*paragraphs, *([f"\b{command.epilog}"] if command.epilog else [])]:
         if paragraph.startswith("\b"):
-            yield _examples(_EXAMPLES.sub("\n", paragraph.removeprefix("\b")))
+            lines = _EXAMPLES.sub("\n", paragraph.replace("\b", "")).splitlines()
+            examples += [line.strip() for line in lines if line.strip()]
         else:
-            yield " ".join(paragraph.split())
-
-
-def _examples(text: str) -> str:
-    lines = [line.strip() for line in inspect.cleandoc(text.replace("\b", "").strip("\n")).splitlines()]
-    return "```text\n" + "\n".join(line for line in lines if line) + "\n```"
+            texts.append(" ".join(paragraph.split()))
+    return texts, examples
 
 
 def _options(command: click.Command, *, is_common: bool) -> list[click.Option]:
@@ -102,8 +138,11 @@ def _options(command: click.Command, *, is_common: bool) -> list[click.Option]:
 
 
 def _option_table(options: list[click.Option]) -> str:
-    rows = "".join(f"\n| `{_spelling(option)}` | {_option_help(option)} |" for option in options if option.help)
-    return f"| option | what it does |\n|---|---|{rows}"
+    return "\n".join(["| option | what it does |", "|---|---|", *map(_row, options)])
+
+
+def _row(option: click.Option) -> str:
+    return f"| `{_spelling(option)}` | {_option_help(option)} |"
 
 
 def _spelling(option: click.Option) -> str:

@@ -1,53 +1,100 @@
-"""Generates docs/reference/crash-test-cases.md from the cases of the crash test."""
+"""Generates docs/reference/crash-test-cases/: a page for each area, from the cases of the crash test (`make docs`)."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
 
 from forewarn.crash_test.case import Case
 from forewarn.crash_test.cases import ALL_CASES
 
 _ISSUE = re.compile(r"([A-Za-z0-9-]+/[A-Za-z0-9._-]+)#([0-9]+)")
-_PAGE = """\
+_COMMENT = "<!-- from src/forewarn/crash_test/cases, by `make docs` -->"
+_INDEX = """\
 # The cases of the crash test
 
-*Generated from `src/forewarn/crash_test/cases` by `make docs`; change the cases there, not this page.*
+{comment}
 
-[Crash-test a handler](../how-to/crash-test.md) explains profiles, demands, severities and grades.
-There are {count} cases, in {areas} areas.
+There are {count} cases, in {areas} areas. [Crash-test a handler](../../how-to/crash-test.md) explains profiles,
+severities and grades. Each case says for which profiles it is, and what a failure does; *rare*: seldom in production.
+(P): a case whose id ends in `-preempt` does the same before an eviction.
 
 {index}
+"""
+_PAGE = """\
+# Crash test: {area}
+
+{comment}
+
+{about}
+
+Unless a case says otherwise, it demands: {demands}.
 
 {sections}
 """
 
 
-def crash_test_cases_markdown() -> str:
-    """The page with every case: its reason, sources, profiles, demands and severity."""
-    areas = list(dict.fromkeys(case.area for case in ALL_CASES))
-    by_area = {area: [case for case in ALL_CASES if case.area == area] for area in areas}
-    return _PAGE.format(
-        count=len(ALL_CASES),
-        areas=len(areas),
-        index=" · ".join(f"[{area}](#{area}) ({len(cases)})" for area, cases in by_area.items()),
-        sections="\n\n".join(_section(area, cases) for area, cases in by_area.items()),
-    )
+def crash_test_pages() -> dict[str, str]:
+    """The pages with every case: its reason, sources, profiles, demands and severity; by their path in docs/."""
+    areas = {
+        area: [case for case in ALL_CASES if case.area == area] for area in dict.fromkeys(c.area for c in ALL_CASES)
+    }
+    index = "\n".join(f"- **{area}**: {_links(cases)}" for area, cases in areas.items())
+    pages = {"index": _INDEX.format(comment=_COMMENT, count=len(ALL_CASES), areas=len(areas), index=index)}
+    pages |= {area: _page(area, cases) for area, cases in areas.items()}
+    return {f"reference/crash-test-cases/{name}.md": text for name, text in pages.items()}
 
 
-def _section(area: str, cases: Sequence[Case]) -> str:
-    return "\n\n".join([f"## {area}", *("\n".join(_case_lines(case)) for case in cases)])
+def _page(area: str, cases: Sequence[Case]) -> str:
+    about = (inspect.getdoc(sys.modules[f"forewarn.crash_test.cases.{area}"]) or "").partition("\n")[0]
+    usual, _ = Counter(map(_demands, cases)).most_common(1)[0]
+    sections = [_section(case, _eviction(case, cases), usual) for case in cases if not _is_same(case, cases)]
+    return _PAGE.format(area=area, comment=_COMMENT, about=about, demands=usual, sections="\n\n".join(sections))
 
 
-def _case_lines(case: Case) -> Iterator[str]:
-    yield f"### {case.id}\n"
-    yield f"**{case.title}** {case.reason}\n"
-    yield f"- profiles: {', '.join(sorted(case.profiles))}"
-    yield f"- a failure: {case.severity}{', in a rare case' if case.is_rare else ''}"
+def _eviction(case: Case, cases: Sequence[Case]) -> Case | None:
+    """The case that does the same before an eviction, if there is one."""
+    found = (other for other in cases if other.id == f"{case.id}-preempt" and other.reason == case.reason)
+    return next(found, None)
+
+
+def _is_same(case: Case, cases: Sequence[Case]) -> bool:
+    return any(_eviction(other, cases) is case for other in cases)
+
+
+def _links(cases: Sequence[Case]) -> str:
+    return ", ".join(_link(case, cases) for case in cases if not _is_same(case, cases))
+
+
+def _link(case: Case, cases: Sequence[Case]) -> str:
+    name = case.id.removeprefix(f"{case.area}-")
+    return f"[{name}]({case.area}.md#{case.id}){' (P)' if _eviction(case, cases) else ''}"
+
+
+def _section(case: Case, eviction: Case | None, usual: str) -> str:
+    facts = [_facts(case)]
     if case.needs:
-        yield f"- needs: {', '.join(sorted(case.needs))}"
-    yield f"- demanded: {'; '.join(demand.text for demand in case.demands)}"
-    yield f"- sources: {', '.join(map(_source_link, case.sources))}"
+        facts.append(f"needs {', '.join(sorted(case.needs))}")
+    if _demands(case) != usual:
+        facts.append(f"demands: {_demands(case)}")
+    if eviction:
+        facts.append(f"also `{eviction.id}`: {_facts(eviction)}")
+    facts.append(", ".join(map(_source_link, case.sources)))
+    return f"## {case.id}\n\n**{case.title}** {case.reason}\n\n{' · '.join(facts)}"
+
+
+def _facts(case: Case) -> str:
+    return f"{', '.join(sorted(case.profiles))} · {case.severity}{', rare' if case.is_rare else ''}"
+
+
+def _demands(case: Case) -> str:
+    """All demands, with *it* once where the handler itself is the subject of several in a row."""
+    parts = [list(group) for _, group in groupby((demand.text for demand in case.demands), lambda text: text[:3])]
+    return "; ".join(", ".join([texts[0], *(text.removeprefix("it ") for text in texts[1:])]) for texts in parts)
 
 
 def _source_link(source: str) -> str:
