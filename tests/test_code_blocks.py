@@ -63,7 +63,7 @@ TESTED_BY = {
 # Settings files: the tests below read them.
 SETTINGS_PAGES = (
     "docs/how-to/cluster.md",
-    "docs/how-to/portal-sign-in.md",
+    "docs/how-to/portal.md",
     "docs/how-to/remote.md",
     "docs/how-to/unprivileged.md",
 )
@@ -83,7 +83,6 @@ NOT_RUN = {
     ("docs/how-to/azure.md", "sh"): "for the reader's own shell; their options are checked",
     ("docs/how-to/cluster.md", "sh"): "several machines; tests/cluster run the same commands, and options are checked",
     ("docs/how-to/cluster.md", "sql"): "PostgreSQL's own; tests/cluster make a database",
-    ("docs/how-to/cluster-operations.md", "sh"): "several machines; tests/cluster run some, and options are checked",
     ("docs/how-to/containers.md", "sh"): "needs a container engine; their options are checked",
     ("docs/how-to/crash-test.md", "sh"): "the reader's own handler; their options are checked",
     ("docs/how-to/fleet.md", "sh"): "the reader's own file; their options are checked",
