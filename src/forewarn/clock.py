@@ -49,7 +49,6 @@ class SystemClock:
     """The system's clock: lab time is real time. The active control node of a cluster uses `FlooredClock` instead."""
 
     def now(self) -> float:
-        """Return the system's time in POSIX seconds."""
         return time.time()
 
     async def sleep_until(self, at: float | None) -> None:
@@ -73,7 +72,6 @@ class FlooredClock:
         self._latest = floor
 
     def now(self) -> float:
-        """Return the system's time in POSIX seconds, or the latest time shown so far if that is later."""
         shown = self._read_real_time()
         if shown > self._latest:
             self._latest = shown
@@ -113,7 +111,6 @@ class LabClock:
         return self._setting
 
     def now(self) -> float:
-        """Return the lab time in POSIX seconds. If the wall clock is set back, it stands still meanwhile."""
         setting = self._setting
         shown = setting.lab_at + (self._read_real_time() - setting.real_at) * setting.speed
         if shown > self._latest:

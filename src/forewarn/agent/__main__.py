@@ -26,10 +26,7 @@ _JOURNAL_FORMAT = "%(levelname)s %(message)s"  # systemd's journal has the time 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the agent; return the exit status: 0, 3 (unavailable), 2 (other errors) or 130 (interrupted).
-
-    SIGHUP makes it read the configuration again; at a terminal SIGHUP stops it, because the terminal has closed.
-    """
+    """Run the agent; return the exit status: 0, 3 (unavailable), 2 (other errors) or 130 (interrupted)."""
     options = _argument_parser().parse_args(arguments)
     handler = logging.StreamHandler(sys.stderr)
     in_journal = "JOURNAL_STREAM" in os.environ

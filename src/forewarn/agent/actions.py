@@ -50,10 +50,7 @@ class ResumeStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStepEnd:
-    """Action: only journal the end of a step (or undo) that was interrupted, or that is not run at all.
-
-    A step that is not run was cut (no time, or the event has started), skipped, or reused from another event.
-    """
+    """Action: only journal the end of a step (or undo) that was interrupted, or that is not run at all."""
 
     key: str  # of the event's record
     step_run: StepRun  # the run to journal, with state, text and time of its end
@@ -104,11 +101,9 @@ AgentAction = (
 
 
 def record_after_action(record: EventRecord, action: AgentAction, *, now: float, boot_id: str) -> EventRecord:
-    """Return the record as it must be journalled before the action is carried out.
-
-    A resumed step gets `boot_id`, because a later reboot undoes what it does now. Returns `record` itself for an action
-    that is not journalled: a stop, a wait, or a resume in the same boot.
-    """
+    """Return the record as it must be journalled before the action is carried out."""
+    # A resumed step gets `boot_id`, because a later reboot undoes what it does now. Returns `record` itself for an
+    # action that is not journalled: a stop, a wait, or a resume in the same boot.
     match action:
         case StartStep():
             return record.with_step_run(

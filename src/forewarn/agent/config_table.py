@@ -37,11 +37,10 @@ class BadConfig(Rejected):
 
 
 class ConfigTable:
-    """Reads the keys of one table of the agent's TOML file, and collects problems instead of raising them.
+    """Reads the keys of one table of the agent's TOML file, and collects problems instead of raising them."""
 
-    For a wrong value a read_ method appends a problem to the list of the whole file and returns the default. Each marks
-    its key as known for `reject_unknown_keys`, which is called last.
-    """
+    # For a wrong value a read_ method appends a problem to the list of the whole file and returns the default. Each
+    # marks its key as known for `reject_unknown_keys`, which is called last.
 
     def __init__(
         self, raw: Mapping[str, Any], path: TomlPath, title: str, lines: TomlLineIndex, problems: list[ConfigProblem]

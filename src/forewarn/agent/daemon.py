@@ -60,10 +60,7 @@ class ServerClock:
         return self._local_time() if server_time is None else server_time
 
     async def sleep_until(self, at: float | None) -> None:
-        """Sleep until this server time in POSIX seconds; None sleeps until cancelled.
-
-        It looks at the time at least every second, so it ends soon even if the server's time jumps.
-        """
+        # It looks at the time at least every second, so it ends soon even if the server's time jumps.
         while at is None or self.now() < at:
             await asyncio.sleep(MAX_SLEEP_S if at is None else min(MAX_SLEEP_S, at - self.now()))
 
@@ -74,10 +71,7 @@ VM_NAME_TIMEOUT_S = 5.0  # if the name is already in the journal: a Preempt give
 
 
 class AgentDaemon:
-    """One agent. Create it on a running event loop, await `run` or `run_once` once; `stop` ends `run`.
-
-    The constructor opens and locks the journal, which only `run` and `run_once` close; it sends nothing.
-    """
+    """One agent. Create it on a running event loop, await `run` or `run_once` once; `stop` ends `run`."""
 
     def __init__(
         self,
@@ -203,10 +197,8 @@ class AgentDaemon:
         self._woken.set()
 
     def reconcile(self) -> float | None:
-        """Journal and take every action that is due; return the server time of the next one in POSIX seconds.
-
-        None if only a change of an event or the end of a task can cause one. Starts tasks and does not wait for them.
-        """
+        """Journal and take every action that is due; return the server time of the next one in POSIX seconds."""
+        # None if only a change of an event or the end of a task can cause one. Starts tasks and does not wait for them.
         actions = self._take_next_actions()
         # Each of these may allow further actions.
         while any(isinstance(action, RecordStepEnd | CloseEvent) for action in actions):

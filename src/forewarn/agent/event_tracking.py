@@ -28,12 +28,10 @@ def records_after_changes(
     boot_id: str,
     count_records: Callable[[str], int],
 ) -> tuple[EventRecord, ...]:
-    """Return the records that are new or changed by these changes, in the order of the changes.
-
-    A known event keeps its rule. A later NotBefore removes the runs of steps that were cut, unless a step after them
-    was tried. After the event's start only Gone changes its record. `count_records` returns how many records an
-    `event_key` has in the journal: if it has one, the new key ends in #2.
-    """
+    """Return the records that are new or changed by these changes, in the order of the changes."""
+    # A known event keeps its rule. A later NotBefore removes the runs of steps that were cut, unless a step after them
+    # was tried. After the event's start only Gone changes its record. `count_records` returns how many records an
+    # `event_key` has in the journal: if it has one, the new key ends in #2.
     listed = {event_key(record.event): record for record in open_records if record.gone_at is None}
     created: Counter[str] = Counter()  # records of this call, by `event_key`
     records: list[EventRecord] = []
@@ -58,10 +56,7 @@ def records_after_changes(
 
 
 def record_under_new_rules(record: EventRecord, *, rules: Sequence[RuleConfig], vm: str) -> EventRecord | None:
-    """Return a copy of the record with its rule and steps under the new `rules`; None if nothing changes.
-
-    It is matched as of the time it was first seen, so that only the configuration decides.
-    """
+    """Return a copy of the record with its rule and steps under the new `rules`; None if nothing changes."""
     if record.gone_at is not None or record.step_runs or record.rule in {rule.name for rule in rules}:
         return None
     rule = find_rule(rules, record.event, vm, record.seen_at)
@@ -70,10 +65,8 @@ def record_under_new_rules(record: EventRecord, *, rules: Sequence[RuleConfig], 
 
 
 def record_after_reboot(record: EventRecord, boot_id: str) -> EventRecord | None:
-    """Return a copy of the record with the current `boot_id`, if its event is listed and not seen started.
-
-    A reboot before the start was not caused by the event, so the event is still to be prepared for.
-    """
+    """Return a copy of the record with the current `boot_id`, if its event is listed and not seen started."""
+    # A reboot before the start was not caused by the event, so the event is still to be prepared for.
     is_coming = record.gone_at is None and record.started_at is None
     return replace(record, boot_id=boot_id) if is_coming and record.boot_id != boot_id else None
 

@@ -57,10 +57,7 @@ MIGRATIONS = (
 
 
 class JournalLock:
-    """An exclusive lock on the journal at `path`; creating the object takes the lock, or is rejected at once.
-
-    The kernel releases the lock when the process ends.
-    """
+    """An exclusive lock on the journal at `path`; creating the object takes the lock, or is rejected at once."""
 
     def __init__(self, path: Path) -> None:
         lock_path = path.with_name(f"{path.name}.lock")
@@ -331,10 +328,8 @@ class AgentJournal:
         self._opened.close()
 
     def save(self, *records: EventRecord) -> None:
-        """Add the records, or update those with the same keys, in one transaction; durable when it returns.
-
-        An update keeps the stored step runs (except cut ones), approval and approval check that the new record lacks.
-        """
+        """Add the records, or update those with the same keys, in one transaction; durable when it returns."""
+        # An update keeps the stored step runs (except cut ones), approval and approval check that the new record lacks.
         with self._transaction():
             next_number = self._db.execute("SELECT coalesce(max(number), 0) + 1 FROM events").fetchone()[0]
             for record in records:

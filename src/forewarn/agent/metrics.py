@@ -56,10 +56,7 @@ class EndpointHealthTracker:
         self._last_error = reason
 
     def health(self) -> EndpointHealth:
-        """Return the endpoint's health now: not ok once the endpoint has been silent for too long.
-
-        Before that it is ok even after a failure, whose reason is then the `text`.
-        """
+        """Return the endpoint's health now: not ok once the endpoint has been silent for too long."""
         now = self._clock()
         waited_s = now - (self._started_at if self._answered_at is None else self._answered_at)
         silent_s = None if self._answered_at is None else waited_s
@@ -163,7 +160,6 @@ class AgentMetrics:
         self._polled_at.set(self._read_real_time())
 
     def poll_failed(self, reason: str) -> None:
-        """Count a failed poll, and record the reason, a text for people, in `endpoint_health`."""
         self.endpoint_health.record_failure(reason)
         self._polls.labels("failed").inc()
 
@@ -182,11 +178,9 @@ class AgentMetrics:
         self._durations.labels(step.name, phase.value, result).observe(max(0.0, took_s))
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
-        """Count a step that was cut (not run), by the step's name; `event` is not used."""
         self._cuts.labels(step.name).inc()
 
     def event_approved(self, event: Event) -> None:
-        """Count an approval that the endpoint accepted, by the event's kind (`other` if that is unknown)."""
         self._approvals.labels(_kind_label(event)).inc()
 
     def event_gone(self, event: Event, outcome: str) -> None:

@@ -73,10 +73,7 @@ class ApprovalCheckConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleConfig:
-    """The steps and the approval for the events that match all conditions; see `rules.rule_matches`.
-
-    The first matching rule of the configuration applies to an event, and stays its rule while it is configured.
-    """
+    """The steps and the approval for the events that match all conditions; see `rules.rule_matches`."""
 
     name: str  # unique among the rules of the file and of its profile; the journal stores it
     steps: tuple[StepConfig, ...] = ()  # in the order in which they run; (): nothing is run

@@ -26,11 +26,7 @@ LoadConfig = Callable[[], AgentConfig]  # reads the configuration again; raises 
 
 
 async def run_until_signal(config: AgentConfig, load_again: LoadConfig) -> None:
-    """Run the agent and serve its pages until SIGTERM or SIGINT; sets handlers for these signals.
-
-    SIGHUP calls `load_again`; a configuration that is not valid, or needs a restart, is logged and the old one stays.
-    At a terminal SIGHUP stops the agent, because the terminal has closed.
-    """
+    """Run the agent and serve its pages until SIGTERM or SIGINT; sets handlers for these signals."""
     if not config.listen:
         await _run_daemon(AgentDaemon(config), config, load_again, lambda steps: None)
         return

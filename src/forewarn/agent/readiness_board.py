@@ -39,10 +39,8 @@ class ReadinessBoard:
         self._folder, self._name = folder, _safe_file_name(normalize_vm_name(vm))
 
     def publish_and_read(self, ready: Iterable[str], listed: Iterable[str]) -> BoardView:
-        """Publish this VM's heartbeat and the events it is ready for; return what all VMs have published.
-
-        For all others of `listed` it withdraws its readiness. What was published before an OSError stays.
-        """
+        """Publish this VM's heartbeat and the events it is ready for; return what all VMs have published."""
+        # For all others of `listed` it withdraws its readiness. What was published before an OSError stays.
         event_ids, ready_ids = frozenset(listed), frozenset(ready)
         own_heartbeat_at = _touch(self._folder / "alive" / self._name)
         for event_id in ready_ids:
@@ -127,10 +125,9 @@ class BoardSynchronizer:
                     await self._woken.wait()
 
     async def synchronize(self) -> None:
-        """Publish this VM's heartbeat and readiness, and read all VMs', once, in a thread.
-
-        For events that no longer qualify, it withdraws what this object published, but not what an earlier process did.
-        """
+        """Publish this VM's heartbeat and readiness, and read all VMs', once, in a thread."""
+        # For events that no longer qualify, it withdraws what this object published, but not what an earlier process
+        # did.
         snapshot = self._snapshot()
         shared = [record for record in snapshot.open_records if _needs_all_vms(record, snapshot)]
         shown = {event_key(record.event) for record in shared}

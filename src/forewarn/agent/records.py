@@ -28,10 +28,9 @@ LOST_STEP_TEXT = "the journal was damaged: the outcome is not known"  # the stor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRun:
-    """One step of an event, or its undo, as journalled.
+    """One step of an event, or its undo, as journalled."""
 
-    A step has at most one run for each phase of an event; a retry of an undo replaces it and counts in `tries`.
-    """
+    # A step has at most one run for each phase of an event; a retry of an undo replaces it and counts in `tries`.
 
     step: str  # its name in the configuration
     phase: StepPhase = StepPhase.DO  # DO: the step itself; UNDO: its undo
@@ -115,10 +114,7 @@ _MAX_FOLDER_NAME = 120  # of the 255 bytes that file systems allow
 
 
 def event_folder_name(key: str) -> str:
-    """Return a safe folder name for the key of an event; different keys have different names.
-
-    The name is needed because a server may send any text as id.
-    """
+    # The name is needed because a server may send any text as id.
     name = quote(key, safe="#").replace(".", "%2E")
     return name if len(name) <= _MAX_FOLDER_NAME else sha256(key.encode("utf-8", "replace")).hexdigest()
 

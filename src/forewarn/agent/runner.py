@@ -122,10 +122,8 @@ class ActionRunner:
                 self._spawn((key, APPROVAL_TASK), self._send_approval(key))
 
     async def shut_down(self, grace_s: float) -> None:
-        """Wait up to `grace_s` real seconds for running tasks, then cancel the rest and await their end.
-
-        The steps of cancelled tasks stay journalled as begun, so that the next agent resumes them.
-        """
+        """Wait up to `grace_s` real seconds for running tasks, then cancel the rest and await their end."""
+        # The steps of cancelled tasks stay journalled as begun, so that the next agent resumes them.
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=grace_s)
         for task in list(self._tasks.values()):

@@ -59,10 +59,7 @@ class EventWatcher:
             await asyncio.sleep(RETRY_S)
 
     async def watch(self, *, once: bool = False) -> None:
-        """Poll the endpoint for changes, through outages of endpoint and disk, until the endpoint refuses.
-
-        With `once` it returns after the first answer and its changes.
-        """
+        """Poll the endpoint for changes, through outages of endpoint and disk, until the endpoint refuses."""
         failures, self._waiting, self._is_behind = 0, [], False
         options = WatchOptions(
             explicit=True,
@@ -126,11 +123,9 @@ class EventWatcher:
 
 
 def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:
-    """Make the cursor file at `path` contain exactly the events that the journal has as listed.
-
-    After the repair the watch reports again the events that the journal lacks, and reports as gone the surplus events
-    of the journal. Changes that the file has as unhandled count as journalled, because the watch delivers them first.
-    """
+    """Make the cursor file at `path` contain exactly the events that the journal has as listed."""
+    # After the repair the watch reports again the events that the journal lacks, and reports as gone the surplus events
+    # of the journal. Changes that the file has as unhandled count as journalled, because the watch delivers them first.
     try:
         cursor = load_cursor(path)
     except BadCursor as error:

@@ -62,10 +62,7 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_user_certificate(certificate: Path, key: Path, *, now: float) -> CertificateFiles:
-    """Load and check the user's own certificate and key, used instead of a certificate of our CA.
-
-    A certificate that is not valid now is returned with a `problem`.
-    """
+    """Load and check the user's own certificate and key, used instead of a certificate of our CA."""
     leaf, private = pem.read_certificate(certificate), pem.parse_private_key(secure_files.read_public(key), key)
     if not pem.public_keys_match(leaf, private):
         raise Rejected(

@@ -30,10 +30,7 @@ class TokenErrorReason(StrEnum):
 
 
 class InvalidToken(Rejected):
-    """A token or session is not accepted; `reason` says why, and `sentence` is the message for people.
-
-    The message never contains the token, at most an excerpt of its header or claims.
-    """
+    """A token or session is not accepted; `reason` says why, and `sentence` is the message for people."""
 
     def __init__(self, reason: TokenErrorReason, sentence: str) -> None:
         super().__init__(sentence)
@@ -94,11 +91,9 @@ def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[s
 
 
 def normalize_audience(audience: str) -> str:
-    """Return an audience in the form in which audiences are compared.
-
-    For a URL, scheme and host are put in lower case, and slashes at the end are removed; other text keeps its letter
-    case.
-    """
+    """Return an audience in the form in which audiences are compared."""
+    # For a URL, scheme and host are put in lower case, and slashes at the end are removed; other text keeps its letter
+    # case.
     try:
         parts = urlsplit(audience)
     except ValueError:

@@ -26,10 +26,8 @@ def new_secret() -> str:
 
 
 def hash_secret(secret: str) -> bytes:
-    """Return a new random salt followed by the SHA-256 hash of salt and secret: another value each time.
-
-    One round is enough: 256 random bits cannot be guessed, so a slow hash would only slow down the service.
-    """
+    """Return a new random salt followed by the SHA-256 hash of salt and secret: another value each time."""
+    # One round is enough: 256 random bits cannot be guessed, so a slow hash would only slow down the service.
     salt = secrets.token_bytes(_SALT_BYTES)
     return salt + _digest(salt, secret)
 
@@ -41,10 +39,8 @@ def secret_matches(secret: str, secret_hash: bytes) -> bool:
 
 
 def secret_fingerprint(secret_hash: bytes) -> str:
-    """Return a short id of a result of `hash_secret`; it reveals nothing about the secret.
-
-    Tokens contain it, so that they are invalid once the client has another secret.
-    """
+    """Return a short id of a result of `hash_secret`; it reveals nothing about the secret."""
+    # Tokens contain it, so that they are invalid once the client has another secret.
     return hashlib.sha256(b"mark" + secret_hash).hexdigest()[:_FINGERPRINT_CHARACTERS]
 
 

@@ -26,11 +26,10 @@ _SCOPE = "openid profile email"
 
 
 class PendingSignIn(msgspec.Struct, frozen=True):
-    """One sign-in of a person at the external issuer, in progress (OAuth code flow with PKCE).
+    """One sign-in of a person at the external issuer, in progress (OAuth code flow with PKCE)."""
 
-    The service does not store it: the browser keeps `secret` in a cookie, and all other values follow from it. So only
-    that browser can complete the sign-in.
-    """
+    # The service does not store it: the browser keeps `secret` in a cookie, and all other values follow from it. So
+    # only that browser can complete the sign-in.
 
     secret: str  # the browser keeps it in a cookie
 

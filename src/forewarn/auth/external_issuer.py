@@ -125,11 +125,10 @@ class _ExternalPayload(RegisteredClaims, frozen=True, kw_only=True):
 
 
 class ExternalIssuer:
-    """Verifies the tokens of one external OpenID Connect issuer, with its public keys.
+    """Verifies the tokens of one external OpenID Connect issuer, with its public keys."""
 
-    The keys are fetched when a token needs them, again after an hour, and for a token with an unknown key, but not
-    within 30 s of the last attempt; while the issuer is unreachable, the old keys stay in use.
-    """
+    # The keys are fetched when a token needs them, again after an hour, and for a token with an unknown key, but not
+    # within 30 s of the last attempt; while the issuer is unreachable, the old keys stay in use.
 
     def __init__(self, issuer_url: str, audiences: Iterable[str], jwks_url: str = "", *, client: HttpClient) -> None:
         self.url = issuer_url
@@ -154,10 +153,8 @@ class ExternalIssuer:
         return _claims_from_payload(payload, _principal_ids(payload))
 
     async def verify_id_token(self, id_token: str, *, client_id: str, nonce: str, now: float) -> Claims:
-        """Return the claims of the id token of a sign-in, with the same ids as the person's access tokens.
-
-        The token's audience, and its `azp` if it has one, must be `client_id`, not one of the issuer's audiences.
-        """
+        """Return the claims of the id token of a sign-in, with the same ids as the person's access tokens."""
+        # The token's audience, and its `azp` if it has one, must be `client_id`, not one of the issuer's audiences.
         payload = await self._verified_payload(id_token, frozenset({normalize_audience(client_id)}), now)
         if payload.azp is not None and payload.azp != client_id:
             raise InvalidToken(

@@ -62,10 +62,7 @@ def require_algorithm(allowed: Collection[str], header: JwsHeader) -> None:
 def verify_payload(
     token: str, key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey, algorithm: str, payload_type: type[PayloadT]
 ) -> PayloadT:
-    """Return the payload of a token, decoded to `payload_type`, after verifying its signature.
-
-    Claims such as the expiry are not checked: see `claims.check_claims`.
-    """
+    """Return the payload of a token, decoded to `payload_type`, after verifying its signature."""
     try:
         content = _pyjws.decode(token, key, algorithms=[algorithm])
         return msgspec.json.decode(content, type=payload_type)

@@ -81,10 +81,8 @@ def public_keys_match(one: HasPublicKey, other: HasPublicKey) -> bool:
 
 
 def validity_problem(path: Path, facts: CertificateFacts, now: float, advice: str) -> str:
-    """Return why the certificate with these facts is not valid now, with `advice`; "" if it is valid.
-
-    This is no error: the clock may be wrong, and VMs must be served all the same.
-    """
+    """Return why the certificate with these facts is not valid now, with `advice`; "" if it is valid."""
+    # This is no error: the clock may be wrong, and VMs must be served all the same.
     if now >= facts.not_after:
         return f"certificate {str(path)!r} expired at {iso_date(facts.not_after)}: {advice}"
     if now < facts.not_before:

@@ -19,10 +19,7 @@ _ID_NAMESPACE = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # for the obj
 
 
 class TokenService:
-    """Issues access tokens to clients and VMs, and verifies the tokens that callers send.
-
-    With an `external` issuer clients get their tokens there, while VMs still get ours.
-    """
+    """Issues access tokens to clients and VMs, and verifies the tokens that callers send."""
 
     def __init__(self, *, issuer: TokenIssuer, tenant_id: str, external: ExternalIssuer | None = None) -> None:
         self.issuer = issuer

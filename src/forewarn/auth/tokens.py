@@ -133,10 +133,7 @@ class _TokenPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults=T
 
 
 class TokenIssuer:
-    """Issues our own access tokens in the form of Azure's, and verifies them.
-
-    Tokens can be issued for any audience; `verify` accepts Azure's management audiences and `audiences`.
-    """
+    """Issues our own access tokens in the form of Azure's, and verifies them."""
 
     def __init__(self, url: str, key: SigningKey, lifetime_s: int = 3600, audiences: Iterable[str] = ()) -> None:
         self.url = url

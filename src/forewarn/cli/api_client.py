@@ -41,11 +41,7 @@ class ServiceFailure(ForewarnError):
 
 
 class InvalidFile(Rejected):
-    """A user's file, such as a fleet file or agent file, is invalid; the error has all its problems.
-
-    `file_name` is "the file" at first; the command that knows the name sets it. Exit code 2; the command prints
-    `problem_lines` instead of the message.
-    """
+    """A user's file, such as a fleet file or agent file, is invalid; the error has all its problems."""
 
     def __init__(self, message: str, problems: list[JsonObject], code: str = "Rejected") -> None:
         super().__init__(message)
@@ -149,10 +145,7 @@ class ApiClient:
         return self._call("DELETE", _request_target(path, {}))
 
     def now(self) -> float:
-        """Return the service's (lab) time in seconds since 1970, as of its last answer to this client.
-
-        The value does not advance between answers; a lab's time differs from this machine's.
-        """
+        """Return the service's (lab) time in seconds since 1970, as of its last answer to this client."""
         return self._now if self._now is not None else float(self.get("clock")["now"])
 
     def _call(

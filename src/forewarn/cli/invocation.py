@@ -29,10 +29,7 @@ CommandFunction = Callable[..., Any]
 
 
 class Invocation:
-    """One run of the command: its common options, its output, and the client of the selected service.
-
-    The options' callbacks fill in `as_json` and the `given_…` attributes; read the properties only after that.
-    """
+    """One run of the command: its common options, its output, and the client of the selected service."""
 
     def __init__(self) -> None:
         self.as_json = False  # --json
@@ -93,10 +90,8 @@ class Invocation:
         confirm_preview(self, preview)
 
     def confirm(self, question: str, what: str) -> None:
-        """Ask the person at the terminal; exits with 1 if they decline. With --yes, do not call this.
-
-        `what` says what would happen, for the refusal where nobody can be asked: without a terminal, and with --json.
-        """
+        """Ask the person at the terminal; exits with 1 if they decline. With --yes, do not call this."""
+        # `what` says what would happen, for the refusal where nobody can be asked: without a terminal, and with --json.
         if self.as_json or not sys.stdin.isatty():
             raise Rejected(
                 f"nothing was changed, because a person has to confirm this ({what}): "

@@ -63,11 +63,7 @@ def join_text(*parts: object) -> Text:
 
 
 class Output:
-    """Prints the answers of one command to stdout, and errors to stderr.
-
-    With `as_json`, only `print_error` prints JSON on its own; for answers the caller chooses between `print_json` and
-    the other methods.
-    """
+    """Prints the answers of one command to stdout, and errors to stderr."""
 
     def __init__(self, *, as_json: bool = False, program: str = "forewarn") -> None:
         self.as_json = as_json

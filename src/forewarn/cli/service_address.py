@@ -58,10 +58,8 @@ class RemoteSelection:
 
 
 def select_remote_service(flags: RemoteSelection, data: str | None, environ: Mapping[str, str]) -> RemoteSelection:
-    """Return the remote service that options, else the environment, select; falsy for the local one.
-
-    If any option, --data included, selects a service, the environment is ignored, so the two are never mixed.
-    """
+    """Return the remote service that options, else the environment, select; falsy for the local one."""
+    # If any option, --data included, selects a service, the environment is ignored, so the two are never mixed.
     if flags and data:
         given = "--server" if flags.server else "--profile"
         raise Rejected(f"--data and {given} select different services: give only one of them")

@@ -26,10 +26,7 @@ from forewarn.errors import Rejected, Unauthenticated, Unavailable
 
 
 class LocalTransport:
-    """Reaches the service on this machine over the unix socket in its data directory `data`.
-
-    If no service runs, the error names the command that starts one.
-    """
+    """Reaches the service on this machine over the unix socket in its data directory `data`."""
 
     def __init__(self, data: Path, *, given_data: str | None = None, extra_remedy: str = "") -> None:
         self._data, self._given_data = data, given_data
@@ -200,10 +197,9 @@ _NAME_MISMATCH_CODES = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRE
 
 
 class RemoteTransport:
-    """Reaches a service over HTTPS, signed in as the OAuth client (id and secret) of a profile.
+    """Reaches a service over HTTPS, signed in as the OAuth client (id and secret) of a profile."""
 
-    Signs in with the first request, and again if its token has expired or is refused; keeps the token in memory only.
-    """
+    # Signs in with the first request, and again if its token has expired or is refused; keeps the token in memory only.
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile

@@ -185,10 +185,9 @@ class ClusterControl:
 
 
 class ActBindings:
-    """Remembers, in the store, which host performs an act on a VM that is on no host.
+    """Remembers, in the store, which host performs an act on a VM that is on no host."""
 
-    The choice must outlive this process and changes of the fleet: another host does not know what the first one did.
-    """
+    # The choice must outlive this process and changes of the fleet: another host does not know what the first one did.
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()  # all of them are one saved value

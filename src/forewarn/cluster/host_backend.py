@@ -33,12 +33,11 @@ CALL_TIMEOUT_S = 5.0
 
 
 class HostBackend:
-    """The `MetadataBackend` of a host node: sends what VMs ask for to the active control node.
+    """The `MetadataBackend` of a host node: sends what VMs ask for to the active control node."""
 
-    A call is repeated for 5 s, then it raises Unavailable: it may have taken effect, which does no harm when the VM
-    repeats it. `show` gets the scopes that come with a reply, before the VM gets its answer, so that it sees what it
-    caused.
-    """
+    # A call is repeated for 5 s, then it raises Unavailable: it may have taken effect, which does no harm when the VM
+    # repeats it. `show` gets the scopes that come with a reply, before the VM gets its answer, so that it sees what it
+    # caused.
 
     def __init__(
         self,

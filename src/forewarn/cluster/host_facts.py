@@ -15,11 +15,7 @@ from forewarn.workers.messages import FaultsUpdate
 
 
 class HostFacts:
-    """The scopes and faults that a host node shows its VMs, in memory; empty at first.
-
-    A scope never goes back to an older state than it has shown, however the fact arrived. The methods return what has
-    changed.
-    """
+    """The scopes and faults that a host node shows its VMs, in memory; empty at first."""
 
     def __init__(self) -> None:
         self.scopes: dict[str, HostScope] = {}

@@ -168,7 +168,6 @@ class HostNode:
         self._show(self.facts.apply(facts))
 
     def silent_s(self) -> float:
-        """Return for how many seconds (real time) the active control node was not heard; infinite if never."""
         return self.follower.silent_s(self._loop.time())
 
     def reload_workers(self, timeout_s: float) -> None:
@@ -181,22 +180,18 @@ class HostNode:
         return self._network_listeners.describe()
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of VMs' requests since this node began to serve; zeros before, and after `run`."""
         return self.frontend.request_totals() if self.frontend is not None and self.is_serving else RequestTotals()
 
     @property
     def joins(self) -> dict[str, int]:
-        """How often this node had a reason to ask for the complete state, by reason; live, not a copy."""
         return self.follower.joins
 
     @property
     def vm_count(self) -> int:
-        """How many VMs this node knows: on its host, or on their way to it; 0 before the first complete state."""
         return len(self.facts.vm_keys)
 
     @property
     def orders_refused(self) -> int:
-        """How many orders this process has refused because they had an older term: their sender was deposed."""
         return self.acts.refused_for_term
 
     def _on_message(self, message: BusMessage) -> None:

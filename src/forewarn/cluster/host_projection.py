@@ -17,10 +17,8 @@ def host_id(name: str) -> str:
 
 
 def vms_by_host(scope: Scope) -> dict[str, tuple[str, ...]]:
-    """Return, by host key, the keys of the scope's VMs on that host, or brought to it by a started act.
-
-    So the destination of a move knows the VM before it arrives, and meanwhile the VM is listed under both hosts.
-    """
+    """Return, by host key, the keys of the scope's VMs on that host, or brought to it by a started act."""
+    # So the destination of a move knows the VM before it arrives, and meanwhile the VM is listed under both hosts.
     found: dict[str, dict[str, None]] = {}
     for vm in scope.present_vms:
         if vm.host:

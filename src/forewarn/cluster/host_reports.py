@@ -22,10 +22,7 @@ _FOLLOW_AGAIN_S = 5.0  # real time, after the platform's changes could not be fo
 
 
 class HostReports:
-    """What the hypervisor of a host node knows about its host, for the node's reports.
-
-    `changes` counts the changes of VMs that the platform has reported; -1 if VMs are not listed.
-    """
+    """What the hypervisor of a host node knows about its host, for the node's reports."""
 
     def __init__(self, hypervisor: Hypervisor, host: str) -> None:
         self._capacity = hypervisor if isinstance(hypervisor, CapacityHypervisor) else None
@@ -37,10 +34,8 @@ class HostReports:
         self.changes = -1 if self._observing is None else 0
 
     def capacity(self) -> HostCapacity | None:
-        """Return what the host has free and what its VMs need, for the next report; None if it has not changed.
-
-        Call it once for each report, because it counts them: every 15th has it in any case.
-        """
+        """Return what the host has free and what its VMs need, for the next report; None if it has not changed."""
+        # Call it once for each report, because it counts them: every 15th has it in any case.
         if self._capacity is None:
             return None
         known = self._capacity

@@ -64,11 +64,7 @@ _Placements = frozenset[tuple[str, str]]  # pairs of host key and VM key
 
 
 class ActiveTerm(Protocol):
-    """The lease that makes a control node the active one, as far as host nodes must know it.
-
-    The record is the shared PostgreSQL database of control nodes; a store without one has no position there.
-    `OnlyService` implements it for a service without a lease.
-    """
+    """The lease that makes a control node the active one, as far as host nodes must know it."""
 
     @property
     def number(self) -> int:
@@ -198,11 +194,9 @@ class HostStreams:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def publish_scope(self, scope: Scope, published: PublishedScope) -> None:
-        """Send the state of this scope to the hosts of its VMs, and to those that its VMs have just left.
-
-        Each host gets only its own VMs. The messages are sent in the next turn of the event loop. Lost ones are not
-        repeated: the node notices the gap, and joins again.
-        """
+        """Send the state of this scope to the hosts of its VMs, and to those that its VMs have just left."""
+        # Each host gets only its own VMs. The messages are sent in the next turn of the event loop. Lost ones are not
+        # repeated: the node notices the gap, and joins again.
         by_host = vms_by_host(scope)
         placements = frozenset((host, vm) for host, vms in by_host.items() for vm in vms)
         before = self._placements.get(scope.id, frozenset())

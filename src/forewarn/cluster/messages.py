@@ -178,10 +178,7 @@ class NodeDenied(_BusMessage, frozen=True):
 
 
 class VmCall(_BusMessage, frozen=True):
-    """From a host node to the active control node: a VM's request that memory cannot answer.
-
-    It enables the VM's scope, approves events or asks for a token. It is repeated until it is answered.
-    """
+    """From a host node to the active control node: a VM's request that memory cannot answer."""
 
     node_id: str  # `NodeInfo.id`
     request: EnableRequest | ApproveRequest | WorkerTokenRequest  # with an id of the node's choice
@@ -261,10 +258,7 @@ class VmListing(_BusMessage, frozen=True):
 
 
 class CompareCpus(_BusMessage, frozen=True):
-    """From the active control node to the node of a host: say whether VMs with these CPUs can run there.
-
-    The reply is `CpuComparison`.
-    """
+    """From the active control node to the node of a host: say whether VMs with these CPUs can run there."""
 
     cpus: tuple[str, ...]  # as in `HostCapacity.cpus` of other hosts
 

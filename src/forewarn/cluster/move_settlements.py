@@ -27,10 +27,7 @@ class _SavedMoves(msgspec.Struct, frozen=True):
 
 
 class MoveSettlements:
-    """Remembers in the store what is known of moves that are under way or have failed, by the act's id.
-
-    A failed move is settled when the next move of its VM has made sure that it cannot complete later.
-    """
+    """Remembers in the store what is known of moves that are under way or have failed, by the act's id."""
 
     def __init__(self, store: Callable[[], Store]) -> None:
         self._store = store

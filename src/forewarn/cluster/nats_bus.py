@@ -74,11 +74,7 @@ def check_nats(settings: NatsSettings, *, setting: str = "bus") -> None:
 
 
 class NatsBus:
-    """A connection to NATS: implements `Bus`. It connects again by itself, for ever.
-
-    `problem` says what the server last did not permit; it stays until the server permits a subscription to the same
-    subject.
-    """
+    """A connection to NATS: implements `Bus`. It connects again by itself, for ever."""
 
     def __init__(self, settings: NatsSettings, *, name: str, inbox: str) -> None:
         self.problem = ""
@@ -101,10 +97,7 @@ class NatsBus:
     async def connect(
         cls, settings: NatsSettings, *, name: str, inbox: str, on_waiting: Callable[[str], None] = lambda text: None
     ) -> NatsBus:
-        """Connect to the first server that answers, and wait for one without a time limit; return the bus.
-
-        While no server answers, `on_waiting` is called once, with the reason for people.
-        """
+        """Connect to the first server that answers, and wait for one without a time limit; return the bus."""
         bus = cls(settings, name=name, inbox=inbox)
         try:
             await bus._open(on_waiting)

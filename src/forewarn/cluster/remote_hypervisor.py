@@ -86,13 +86,10 @@ class RemoteHypervisor:
         self._reported = ReportedHosts(bus, subjects, view.nodes)
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Order the act from its host's node, or the next steps of a move from the nodes of its two hosts.
-
-        A node that does not answer within 3 s of real time makes the act wait, and so do a refusal that is no attempt,
-        and a lease that is not certainly held. Before a move, earlier moves of the VM that failed are undone or
-        completed, so that none can end later; if they brought the VM to the destination, the act is done, else it
-        continues from where the VM is.
-        """
+        # A node that does not answer within 3 s of real time makes the act wait, and so do a refusal that is no
+        # attempt, and a lease that is not certainly held. Before a move, earlier moves of the VM that failed are undone
+        # or completed, so that none can end later; if they brought the VM to the destination, the act is done, else it
+        # continues from where the VM is.
         host = act.from_host or act.to_host
         try:
             self._require_lease()
@@ -144,7 +141,6 @@ class RemoteHypervisor:
         return frozenset(host for host, each in self._reported.capacities().items() if each.is_silent)
 
     async def close(self) -> None:
-        """Forget the moves under way, in memory only: the nodes remember them. The bus stays open."""
         self._moves.clear()
         self._fencing.clear()
 

@@ -115,10 +115,8 @@ class StreamFollower:
         return self._join(reason, now)
 
     def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> list[FollowerAction]:
-        """Note that the active control node is alive; return what to do: join again if it is another process.
-
-        A heartbeat of an older term is ignored ([]). `now` is the time of a monotonic clock.
-        """
+        """Note that the active control node is alive; return what to do: join again if it is another process."""
+        # A heartbeat of an older term is ignored ([]). `now` is the time of a monotonic clock.
         if self._is_deposed(heartbeat.source):
             return []
         self._heard_at = now
@@ -154,12 +152,10 @@ class StreamFollower:
         return actions
 
     def on_joined(self, accepted: JoinAccepted, now: float) -> list[FollowerAction]:
-        """Handle the reply to a `JoinRequest`; return what to do: show the state, or ask for its next part.
-
-        A reply of a process that was not followed so far makes this node join it. A reply of the process that it
-        follows is only a sign of life if it is not awaited, is older than what is shown, or comes while parts of an
-        earlier reply are awaited.
-        """
+        """Handle the reply to a `JoinRequest`; return what to do: show the state, or ask for its next part."""
+        # A reply of a process that was not followed so far makes this node join it. A reply of the process that it
+        # follows is only a sign of life if it is not awaited, is older than what is shown, or comes while parts of an
+        # earlier reply are awaited.
         source = accepted.position.source
         if self._is_deposed(source):
             return []
@@ -198,11 +194,9 @@ class StreamFollower:
         self._join_sent_at = -math.inf
 
     def on_position(self, position: StreamPosition, now: float) -> list[FollowerAction]:
-        """Compare what is shown with how far the stream is, as the active control node answered a report.
-
-        If this node stays behind for about a second, `on_tick` joins again. The answer does not prove that the lease is
-        held, so it does not count as hearing the active node.
-        """
+        """Compare what is shown with how far the stream is, as the active control node answered a report."""
+        # If this node stays behind for about a second, `on_tick` joins again. The answer does not prove that the lease
+        # is held, so it does not count as hearing the active node.
         if self._is_deposed(position.source):
             return []
         actions = self._follow_source(position.source, now)

@@ -74,10 +74,8 @@ class AccessService:
         return ClientCredentials(client=known, secret=secret)
 
     async def remove_client(self, client_id: str, *, who: str) -> tuple[RegisteredClient, tuple[Grant, ...]]:
-        """Remove a client and all grants to it in one transaction; return (client, grants), as they were.
-
-        Its tokens and sessions stop working at once. A later client with the same id inherits nothing.
-        """
+        """Remove a client and all grants to it in one transaction; return (client, grants), as they were."""
+        # Its tokens and sessions stop working at once. A later client with the same id inherits nothing.
         async with self._write_lock:
             client = self.client(client_id)
             grants = tuple(self._store.grants(to=client.principal_id))
@@ -91,11 +89,9 @@ class AccessService:
         return client, grants
 
     async def grant(self, role: Role, *, to: str, over: str, who: str, name: str = "") -> Grant:
-        """Grant a role over the resource id `over` to the principal `to`, durably; return the grant.
-
-        If the principal has this role over this resource already, nothing changes. Principals other than clients, and
-        `over`, are not checked.
-        """
+        """Grant a role over the resource id `over` to the principal `to`, durably; return the grant."""
+        # If the principal has this role over this resource already, nothing changes. Principals other than clients, and
+        # `over`, are not checked.
         async with self._write_lock:
             if to.startswith(_CLIENT_PREFIX):
                 to = self.client(to.removeprefix(_CLIENT_PREFIX)).principal_id

@@ -14,10 +14,7 @@ ProgressListener = Callable[[Act], None]  # called with an act whose report chan
 
 
 class ActProgress:
-    """What the hypervisor last reported about each act that is under way: a note, and a host it waits for.
-
-    The executor calls `record` after each attempt and `forget` at the end of an act.
-    """
+    """What the hypervisor last reported about each act that is under way: a note, and a host it waits for."""
 
     def __init__(self) -> None:
         self._reports: dict[str, ActUnderWay] = {}  # by act id

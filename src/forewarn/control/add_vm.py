@@ -86,10 +86,7 @@ def vm_problem_text(problem: FleetFileProblem) -> str:
 def fleet_file_for(
     new_vm: NewVm, store: Store, *, usual_group: tuple[str, str] | None, subscriptions: Iterable[str]
 ) -> str:
-    """Return the text of a fleet file (TOML) with this VM, its set, the known subscriptions and all hosts.
-
-    Mistakes such as an unknown host are only found when the text is read: see `vm_problem_text`.
-    """
+    """Return the text of a fleet file (TOML) with this VM, its set, the known subscriptions and all hosts."""
     if "{" in new_vm.name or "}" in new_vm.name:
         raise Rejected(f"the name {new_vm.name!r} contains braces: give the name of one VM, such as 'web-3'")
     hosts = store.hosts()

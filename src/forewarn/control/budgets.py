@@ -141,10 +141,7 @@ class BudgetService:
         await self._store.commit(Commit(saved=(saved,), entries=(entry,)))
 
     def ledger(self) -> BudgetLedger | None:
-        """Return a ledger of what is out of service now, for one decision; None if there are no budgets.
-
-        It also sees what later commits take out of service.
-        """
+        """Return a ledger of what is out of service now, for one decision; None if there are no budgets."""
         if not self._budgets:
             return None
         self._count_if_needed()
@@ -185,12 +182,11 @@ class BudgetService:
             self._waiting_vms.pop(request_id, None)
 
     def take_woken(self, vms: Sequence[Vm] = ()) -> list[str]:
-        """Return the ids of the waiting requests whose budgets may allow more since the last call.
-
-        A request is woken if VMs of the groups that it waits for came back, or stopped running, so that they need no
-        budget; if the number of VMs there changed; if a budget was set or removed; or if one of `vms`, which have just
-        changed, was covered by the rollout when it began to wait, because it may have left the VMs that go together.
-        """
+        """Return the ids of the waiting requests whose budgets may allow more since the last call."""
+        # A request is woken if VMs of the groups that it waits for came back, or stopped running, so that they need no
+        # budget; if the number of VMs there changed; if a budget was set or removed; or if one of `vms`, which have
+        # just changed, was covered by the rollout when it began to wait, because it may have left the VMs that go
+        # together.
         freed, self._freed = self._freed, set()
         was_changed, self._was_changed = self._was_changed, False
         changed = {vm.key for vm in vms}
@@ -203,10 +199,8 @@ class BudgetService:
         ]
 
     def wait_texts(self, request_id: str) -> tuple[str, ...]:
-        """Return which budgets a rollout waits for, as one clause each for people; () if none.
-
-        Shortages are in memory, so the result is () after a restart until publishing was tried again.
-        """
+        """Return which budgets a rollout waits for, as one clause each for people; () if none."""
+        # Shortages are in memory, so the result is () after a restart until publishing was tried again.
         self._count_if_needed()
         return tuple(
             shortage_text(
@@ -247,10 +241,8 @@ class BudgetService:
                 self._out.setdefault(group, {}).update(vms)
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Count the VMs, hosts, events and planned events of a commit, and use the budgets that it stores.
-
-        If the store cannot be read, everything is counted again later, and no rollout publishes before that.
-        """
+        """Count the VMs, hosts, events and planned events of a commit, and use the budgets that it stores."""
+        # If the store cannot be read, everything is counted again later, and no rollout publishes before that.
         try:
             self._follow_commit(applied.commit)
         except Unavailable as error:

@@ -41,10 +41,7 @@ class ActRetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAttempt:
-    """An attempt at an act that failed or was not tried, and after which the act is tried again.
-
-    The last allowed attempt makes none, but a failed outcome.
-    """
+    """An attempt at an act that failed or was not tried, and after which the act is tried again."""
 
     act: Act
     at: float  # lab time
@@ -135,11 +132,9 @@ class ActExecutor:
         return bool(self._due) and self._due[0][0] <= self._clock.now()
 
     def add_acts(self, event: Event) -> None:
-        """Queue the unfinished acts of a started event as due now, unless they are known here already.
-
-        Called with every committed event, in any state, so it also learns which outcomes the store has now. An act that
-        got its outcome elsewhere, because its host failed, is cancelled here.
-        """
+        """Queue the unfinished acts of a started event as due now, unless they are known here already."""
+        # Called with every committed event, in any state, so it also learns which outcomes the store has now. An act
+        # that got its outcome elsewhere, because its host failed, is cancelled here.
         for act in event.acts:
             if act.outcome is not None:
                 self._unrecorded.discard(act.id)
@@ -156,11 +151,9 @@ class ActExecutor:
         return list(self._acts)
 
     def next_due_at(self) -> float | None:
-        """Return the lab time, perhaps past, at which the next attempt is due; None if none is or may begin.
-
-        Acts that wait for their host have no due time: the end of an attempt there wakes the reconciler, and so does
-        the commit that repairs it.
-        """
+        """Return the lab time, perhaps past, at which the next attempt is due; None if none is or may begin."""
+        # Acts that wait for their host have no due time: the end of an attempt there wakes the reconciler, and so does
+        # the commit that repairs it.
         return self._due[0][0] if self._due and self._may_start_more else None
 
     def start_due_acts(self) -> bool:

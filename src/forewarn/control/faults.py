@@ -59,10 +59,7 @@ class FaultSpec:
 
 
 class FaultService:
-    """Sets, clears and expires faults, and counts what they affected.
-
-    Transport faults spoil answers to VMs and expire in real time; event faults change events and expire in lab time.
-    """
+    """Sets, clears and expires faults, and counts what they affected."""
 
     def __init__(
         self,
@@ -109,10 +106,7 @@ class FaultService:
             return cleared
 
     async def record_hits(self, hits: Sequence[FaultHits]) -> None:
-        """Add requests that transport faults affected to their counts, durably; cleared faults are ignored.
-
-        Calls add up: pass each hit once.
-        """
+        """Add requests that transport faults affected to their counts, durably; cleared faults are ignored."""
         if not hits:
             return
         async with self._registry.write_lock:

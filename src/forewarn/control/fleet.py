@@ -100,10 +100,7 @@ class FleetService:
         return FleetVersions(scopes=self._store.scope_versions(), hosts=hosts)
 
     async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, label: str, who: str) -> None:
-        """Change settings of all these VMs, or of none, durably; `label` names them in history and messages.
-
-        VMs that were removed meanwhile are skipped. Lengths of notices are not checked.
-        """
+        """Change settings of all these VMs, or of none, durably; `label` names them in history and messages."""
         if change.is_empty:
             return
 

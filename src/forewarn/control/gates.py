@@ -32,11 +32,9 @@ class GateService:
         self._store = transactions.store
 
     async def reconcile(self, gates: Iterable[Gate]) -> None:
-        """Decide these gates, which are due: release them, or store when they are due again.
-
-        Gates that share no scope are decided together. An error is raised once those decided together with it are done;
-        the gates after them stay due.
-        """
+        """Decide these gates, which are due: release them, or store when they are due again."""
+        # Gates that share no scope are decided together. An error is raised once those decided together with it are
+        # done; the gates after them stay due.
         due = {gate.id: gate for gate in gates}
         behind = self._store.events_behind_gates(tuple(due))
         is_first = True
@@ -158,11 +156,9 @@ def _scopes_by_gate(gates: Iterable[str], behind: GatedEvents) -> dict[str, set[
 
 
 def independent_rounds(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
-    """Return the gates in rounds, as lists of gate ids, so that no two gates of a round share a scope.
-
-    Gates that share a scope keep their order. An event that one gate starts may block another event in the same scope,
-    so such gates are decided one after the other.
-    """
+    """Return the gates in rounds, as lists of gate ids, so that no two gates of a round share a scope."""
+    # Gates that share a scope keep their order. An event that one gate starts may block another event in the same
+    # scope, so such gates are decided one after the other.
     rounds: list[list[str]] = []
     busy_until: dict[str, int] = {}  # scope id → the first round in which it is free
     for gate_id, scope_ids in scopes.items():

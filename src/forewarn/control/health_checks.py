@@ -85,10 +85,8 @@ class HealthCheckService:
                 del known[:-MAX_MEASUREMENTS]
 
     def counting(self, request_id: str, rollout: Rollout) -> list[Measurement]:
-        """Return the measurements of a rollout's checks that count now, oldest first.
-
-        Measurements count if they were made in its current wave and since a person last resumed it.
-        """
+        """Return the measurements of a rollout's checks that count now, oldest first."""
+        # Measurements count if they were made in its current wave and since a person last resumed it.
         known = self._measured.get(request_id)
         if known is None:
             known = self._store.measurements(request_id)
@@ -97,10 +95,8 @@ class HealthCheckService:
         return [m for m in known if (m.wave, m.check_round) == (rollout.wave, rollout.check_round)]
 
     def held_rollouts(self) -> frozenset[str]:
-        """Return the request ids of rollouts that hold their events now, and note them in `holding`.
-
-        These are open rollouts with `hold_if_unclear` of which a check is bad, unclear, stale or not measured.
-        """
+        """Return the request ids of rollouts that hold their events now, and note them in `holding`."""
+        # These are open rollouts with `hold_if_unclear` of which a check is bad, unclear, stale or not measured.
         now = self._clock.now()
         held = frozenset(request.id for request in self._holders() if now > self._clear_time(request, now))
         self.holding |= held
@@ -137,11 +133,9 @@ class HealthCheckService:
         return bool(results)
 
     def next_due_at(self) -> float | None:
-        """Return the lab time, perhaps past, at which the next check is due; None if none is.
-
-        Checks that are under way, that wait for another check of their rollout to end, or whose result is not stored
-        yet, do not count. Raises Unavailable.
-        """
+        """Return the lab time, perhaps past, at which the next check is due; None if none is."""
+        # Checks that are under way, that wait for another check of their rollout to end, or whose result is not stored
+        # yet, do not count. Raises Unavailable.
         return min((at for key, at in self._due_times().items() if self._has_slot(key)), default=None)
 
     async def wait_for_any(self) -> None:

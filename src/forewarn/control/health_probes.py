@@ -50,10 +50,9 @@ class HealthProber:
         self.allow_commands = allow_commands
 
     def require_usable(self, checks: Sequence[HealthCheck]) -> tuple[HealthCheck, ...]:
-        """Return these checks of one rollout if they can be used; performs none of them.
-
-        Host names pass, because only a probe resolves them: if their addresses are not allowed, each probe is an error.
-        """
+        """Return these checks of one rollout if they can be used; performs none of them."""
+        # Host names pass, because only a probe resolves them: if their addresses are not allowed, each probe is an
+        # error.
         try:
             usable = tuple(map(make_check, checks))
             require_distinct_checks(usable)

@@ -27,12 +27,10 @@ class HostStatementService:
         self._unreachable_hosts = unreachable_hosts
 
     async def confirm_down(self, host_name: str, *, who: str) -> Host:
-        """Record durably that a host is certainly down, and return it; its VMs may then be started elsewhere.
-
-        Nothing else can know this about a host that does not answer: a VM that still runs there and is started on
-        another host would write to its disks twice. The host stays confirmed down until it is repaired, and no VM comes
-        to it.
-        """
+        """Record durably that a host is certainly down, and return it; its VMs may then be started elsewhere."""
+        # Nothing else can know this about a host that does not answer: a VM that still runs there and is started on
+        # another host would write to its disks twice. The host stays confirmed down until it is repaired, and no VM
+        # comes to it.
 
         async def attempt() -> Host:
             host = self.check_confirm_down(host_name)

@@ -33,10 +33,7 @@ class ClockAdvance:
 
 
 class LabClockService:
-    """Advances the lab clock and changes its speed; the new setting is durable before it takes effect.
-
-    On real time, changes are Rejected. `who` "" writes no history entry.
-    """
+    """Advances the lab clock and changes its speed; the new setting is durable before it takes effect."""
 
     def __init__(
         self, *, clock: Clock, store: Store, reconciler: Reconciler, polls: Callable[[], list[LastPoll]]
@@ -97,10 +94,8 @@ class LabClockService:
         return speed
 
     async def save_position(self) -> None:
-        """Save the current lab time and speed in the store, durably; does nothing on real time.
-
-        Lab time then does not go back if the wall clock is set back before the next start.
-        """
+        """Save the current lab time and speed in the store, durably; does nothing on real time."""
+        # Lab time then does not go back if the wall clock is set back before the next start.
         if isinstance(self._clock, LabClock):
             async with self._reconciler.pass_lock:
                 await self._save_and_set(self._clock, self._clock.setting_at_speed(self._clock.setting.speed))

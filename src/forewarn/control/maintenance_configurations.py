@@ -51,11 +51,9 @@ class MaintenanceConfigurationService:
         return next((found for found in self._store.assignments() if found.key == wanted), None)
 
     async def put(self, new: MaintenanceConfiguration, *, who: str) -> tuple[MaintenanceConfiguration, bool]:
-        """Add the configuration, or replace the one with its id; return (as stored, whether it is new).
-
-        A replaced configuration keeps the spelling of its id, its creator and its time of creation. Canceled openings
-        stay canceled while the window is the same.
-        """
+        """Add the configuration, or replace the one with its id; return (as stored, whether it is new)."""
+        # A replaced configuration keeps the spelling of its id, its creator and its time of creation. Canceled openings
+        # stay canceled while the window is the same.
         async with self._lock:
             old = self.find(new.id)
             if old is None:

@@ -114,11 +114,9 @@ class ObservedFleet:
         return self._vms.get(key)
 
     def set_answer(self, host: str, answer: HostObservation | None, *, asked: int) -> set[str]:
-        """Keep the last answer of a host; return the keys of the VMs that it may concern.
-
-        `asked` is the number (see `tick`) at which the host was asked. An answer that was overtaken by one to a later
-        question is dropped.
-        """
+        """Keep the last answer of a host; return the keys of the VMs that it may concern."""
+        # `asked` is the number (see `tick`) at which the host was asked. An answer that was overtaken by one to a later
+        # question is dropped.
         if asked < self._asked.get(host, 0):
             return set()
         self._asked[host] = asked
@@ -138,11 +136,9 @@ class ObservedFleet:
         return {*self._keys_by_host.get(host, ()), *listed}
 
     def reports(self, vm: ObservedVm) -> VmReports | None:
-        """Return what hosts report about a VM; None while an act on it is in progress.
-
-        Answers of hosts that were asked before the last change of the VM in the fleet do not count. If several VMs of
-        the fleet have its name, only the report of the VM's own host counts.
-        """
+        """Return what hosts report about a VM; None while an act on it is in progress."""
+        # Answers of hosts that were asked before the last change of the VM in the fleet do not count. If several VMs of
+        # the fleet have its name, only the report of the VM's own host counts.
         changed = self._changed.get(vm.key, 0)
         if vm.key in self._acts or self._is_acted_on(vm, changed):
             return None

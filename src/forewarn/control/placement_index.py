@@ -62,7 +62,6 @@ class PlacementIndex:
             self._track_event(event)
 
     def vm_count(self, host: str) -> int:
-        """Return how many VMs are on this host or moving to it, without those moving away; 0 if unknown."""
         return self._vm_counts[host]
 
     def vm_keys(self) -> list[str]:
@@ -82,7 +81,6 @@ class PlacementIndex:
         return self._current_hosts.get(key, "")
 
     def domains_on(self, host: str, scope_id: str) -> Collection[Domains]:
-        """Return the (update domain, fault domain) pairs of the scope's VMs on the host or moving to it."""
         return self._domains.get((host, scope_id), ())
 
     def most_update_domains(self) -> dict[str, int]:
@@ -93,11 +91,9 @@ class PlacementIndex:
         return most
 
     def arriving_vms(self, host: str) -> list[tuple[str, str]]:
-        """Return name and size of the VMs that move to this host and are not there yet, in a new list."""
         return [self._sizes[key] for key in self._arriving.get(host, ())]
 
     def has_announced_work(self, host: str) -> bool:
-        """Return whether planned maintenance of this host is scheduled or started, that is, not over."""
         return bool(self._work.get(host))
 
     def vms_moving_to(self, host: str) -> list[str]:
@@ -141,10 +137,8 @@ class PlacementIndex:
     def reserve_destinations(
         self, vms: Iterable[Vm], hints: DestinationHints = NO_HINTS, *, live: Collection[str] = ()
     ) -> Iterator[dict[str, str]]:
-        """Choose a destination for each VM, one after the other, and count the VM there within the block.
-
-        So concurrent moves spread out. A VM that no host can take has no entry. Commits nothing.
-        """
+        """Choose a destination for each VM, one after the other, and count the VM there within the block."""
+        # So concurrent moves spread out. A VM that no host can take has no entry. Commits nothing.
         destinations: dict[str, str] = {}
         try:
             for vm in vms:

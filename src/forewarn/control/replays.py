@@ -59,11 +59,7 @@ class _TrackedReplay:
 
 
 class ReplayService:
-    """Starts, stops and finds replays, and shows their due steps.
-
-    A replay, only in a lab, shows the answers of a recording to the VMs of a scope in place of its own document, step
-    by step. It is stored as a request.
-    """
+    """Starts, stops and finds replays, and shows their due steps."""
 
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
         self._transactions = transactions
@@ -114,12 +110,10 @@ class ReplayService:
         return self.find(request.id)
 
     async def stop(self, replay_id: str, *, who: str) -> MaintenanceRequest:
-        """End a replay durably and return its request as it is now; the scope shows its own document again.
-
-        `replay_id` is the id or a start of it, of any length, ignoring letter case. Raises NotFound if there is none,
-        Refused if several ids start with it or the replay is over already, Conflict if it keeps changing, or
-        Unavailable. Writes a history entry.
-        """
+        """End a replay durably and return its request as it is now; the scope shows its own document again."""
+        # `replay_id` is the id or a start of it, of any length, ignoring letter case. Raises NotFound if there is none,
+        # Refused if several ids start with it or the replay is over already, Conflict if it keeps changing, or
+        # Unavailable. Writes a history entry.
 
         async def attempt() -> MaintenanceRequest:
             request = self.find(replay_id)
@@ -172,10 +166,7 @@ class ReplayService:
         return tracked.script.steps[tracked.replay.done - 1]
 
     def was_shown(self, scope_id: str, event_id: str) -> bool:
-        """Return whether a replay showed this event id to the scope.
-
-        It is known while the replay runs and for at least 24 hours of lab time after its end (spec §5.2).
-        """
+        """Return whether a replay showed this event id to the scope."""
         return any(event_id in tracked.ids for tracked in self._in_scope(scope_id))
 
     def approval_entries(

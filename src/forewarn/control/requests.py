@@ -99,11 +99,9 @@ class RequestService:
     async def degrade_host(
         self, host_name: str, *, who: str, notice_s: float, short_notice: bool = False, key: RequestKey | None = None
     ) -> RequestReceipt:
-        """Mark a host as predicted to fail (DEGRADED), and schedule the redeployment of its VMs (spec §6.4).
-
-        VMs that are being moved to it also get an event, which starts when they have arrived. Deallocated VMs stay. The
-        reconciler publishes the events; the receipt has none.
-        """
+        """Mark a host as predicted to fail (DEGRADED), and schedule the redeployment of its VMs (spec §6.4)."""
+        # VMs that are being moved to it also get an event, which starts when they have arrived. Deallocated VMs stay.
+        # The reconciler publishes the events; the receipt has none.
 
         async def attempt() -> RequestReceipt:
             host = self.host(host_name)
@@ -117,11 +115,9 @@ class RequestService:
         return await retry_on_conflict(attempt, f"host {host_name!r}")
 
     async def fail_host(self, host_name: str, *, who: str, key: RequestKey | None = None) -> RequestReceipt:
-        """Mark a host as failed, and redeploy its VMs and those being redeployed to it at once (spec §6.4).
-
-        Acts under way there end as failed; a VM that was migrating to it stays where it is, and so do deallocated VMs.
-        If the hypervisor cannot redeploy, the failure is still recorded; the acts then fail and say why.
-        """
+        """Mark a host as failed, and redeploy its VMs and those being redeployed to it at once (spec §6.4)."""
+        # Acts under way there end as failed; a VM that was migrating to it stays where it is, and so do deallocated
+        # VMs. If the hypervisor cannot redeploy, the failure is still recorded; the acts then fail and say why.
 
         async def attempt() -> RequestReceipt:
             host = self.host(host_name)
@@ -173,11 +169,9 @@ class RequestService:
     async def perform_maintenance(
         self, vms: Sequence[Vm], *, who: str, key: RequestKey | None = None, resource: str = ""
     ) -> RequestReceipt:
-        """Approve the scheduled planned maintenance of these VMs in one transaction (spec §6.4).
-
-        VMs without such an event are skipped. `resource` is the id of the Azure resource that the caller named, if the
-        request is to be found by it later.
-        """
+        """Approve the scheduled planned maintenance of these VMs in one transaction (spec §6.4)."""
+        # VMs without such an event are skipped. `resource` is the id of the Azure resource that the caller named, if
+        # the request is to be found by it later.
 
         async def attempt() -> RequestReceipt:
             pending = self._pending_maintenance(vms)

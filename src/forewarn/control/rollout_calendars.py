@@ -39,10 +39,8 @@ class RolloutCalendars:
         self._closes_at: dict[str, float] = {}  # id of an open rollout → when the next of its windows is over for good
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Remember whether a commit may change windows of events, for `reconcile`. Called for every commit.
-
-        Filters of assignments depend on the tags and other settings of VMs, which only changes of the fleet write.
-        """
+        """Remember whether a commit may change windows of events, for `reconcile`. Called for every commit."""
+        # Filters of assignments depend on the tags and other settings of VMs, which only changes of the fleet write.
         commit = applied.commit
         for request in commit.requests:
             self._follow_closing(request)
@@ -70,11 +68,9 @@ class RolloutCalendars:
         return min(self._closes_at.values(), default=None)
 
     def take_due(self) -> set[str]:
-        """Return the ids of the open rollouts for which a window is over for good now, each time once.
-
-        A window counts as over when its end is nearer than the rollout's notice, and again at its end. The caller
-        checks these rollouts again, because VMs that wait may have no window left, and no commit says so.
-        """
+        """Return the ids of the open rollouts for which a window is over for good now, each time once."""
+        # A window counts as over when its end is nearer than the rollout's notice, and again at its end. The caller
+        # checks these rollouts again, because VMs that wait may have no window left, and no commit says so.
         now = self._transactions.clock.now()
         due = {request_id for request_id, at in self._closes_at.items() if at <= now}
         for request_id in due:
@@ -102,11 +98,9 @@ class RolloutCalendars:
         return bool(self._configurations.hosts)
 
     async def reconcile(self) -> list[MaintenanceRequest]:
-        """Give the scheduled and planned events of open rollouts their windows, if these may have changed.
-
-        Returns the open rollouts whose events were checked. Changes are committed, rollout by rollout; after an error
-        the next call checks all again.
-        """
+        """Give the scheduled and planned events of open rollouts their windows, if these may have changed."""
+        # Returns the open rollouts whose events were checked. Changes are committed, rollout by rollout; after an error
+        # the next call checks all again.
         if not self.has_changed:
             return []
         self.has_changed = False

@@ -38,10 +38,8 @@ class RolloutHoldService:
         self._follow(self._stored())
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Take over the hold that a commit has stored, if any. Called for every commit with `saved`, in order.
-
-        So the reconciler, which that commit wakes, knows the hold, even if the task that commits it was cancelled.
-        """
+        """Take over the hold that a commit has stored, if any. Called for every commit with `saved`, in order."""
+        # So the reconciler, which that commit wakes, knows the hold, even if the task that commits it was cancelled.
         for saved in applied.commit.saved:
             if saved.name == ROLLOUT_HOLD_NAME:
                 self._follow(_decode(saved.value))
@@ -84,10 +82,8 @@ class RolloutHoldService:
         return hold
 
     async def finish_lifting(self) -> bool:
-        """Decide all scheduled events of rollouts again after a hold was lifted; return whether one was.
-
-        The hold is removed from the store only afterwards, so a crash in between repeats this.
-        """
+        """Decide all scheduled events of rollouts again after a hold was lifted; return whether one was."""
+        # The hold is removed from the store only afterwards, so a crash in between repeats this.
         async with self._lock:
             return await self._finish_lifting()
 

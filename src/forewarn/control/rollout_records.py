@@ -18,12 +18,10 @@ from forewarn.core.scope import Scope
 
 
 def withdraw_decision(event_ids: list[str], rollout: Rollout) -> Callable[[Scope, DecisionContext], Scope]:
-    """Return a decision that withdraws these events of a scope together.
-
-    All events are withdrawn at once, so that none starts because another no longer blocks it. If a health check paused
-    the rollout, they are only postponed; what the check found stays with the rollout, because readers of a single scope
-    see the reason.
-    """
+    """Return a decision that withdraws these events of a scope together."""
+    # All events are withdrawn at once, so that none starts because another no longer blocks it. If a health check
+    # paused the rollout, they are only postponed; what the check found stays with the rollout, because readers of a
+    # single scope see the reason.
     is_postponed = rollout.has_paused_itself
     reason = f"its rollout was {rollout.progress}" + (" by a health check" if is_postponed else "")
 
@@ -62,10 +60,8 @@ def ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now:
 def after_verdict(
     request: MaintenanceRequest, rollout: Rollout, verdict: HealthVerdict, now: float
 ) -> tuple[Rollout, HistoryEntry | None]:
-    """Return the running rollout as the verdict of its health checks changes it, and a history entry.
-
-    A wait for measurements that are still to come changes nothing, and neither does another reason for the same wait.
-    """
+    """Return the running rollout as the verdict of its health checks changes it, and a history entry."""
+    # A wait for measurements that are still to come changes nothing, and neither does another reason for the same wait.
     match verdict.decision:
         case HealthDecision.PAUSE:
             changed = replace(rollout, progress=RolloutState.PAUSED, why=verdict.why, unclear="")

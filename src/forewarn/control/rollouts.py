@@ -109,10 +109,8 @@ class RolloutService:
         return self.holds.hold
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Remember which rollouts a commit changed, for `reconcile`. Called for every commit, in order.
-
-        An event that is published or starts needs no check, because the rollout has counted its VMs already.
-        """
+        """Remember which rollouts a commit changed, for `reconcile`. Called for every commit, in order."""
+        # An event that is published or starts needs no check, because the rollout has counted its VMs already.
         commit = applied.commit
         if commit.saved:
             self.holds.on_commit(applied)
@@ -403,10 +401,7 @@ class RolloutService:
     def tally_of(
         self, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot | None = None
     ) -> RolloutTally:
-        """Return how many VMs of a rollout are done, failed and so on; for a closed one, as stored at its end.
-
-        VMs that a completed rollout would cover, but that came later, do not count.
-        """
+        """Return how many VMs of a rollout are done, failed and so on; for a closed one, as stored at its end."""
         if rollout.tally is not None:
             return rollout.tally
         snapshot = snapshot or self.snapshot_of(request, rollout)
@@ -422,11 +417,7 @@ class RolloutService:
         *,
         ignores_hold: bool = False,
     ) -> RolloutForecast:
-        """Return the sizes and times of the rollout's waves, and when it probably ends, begun or not.
-
-        Expected times are left out while it is paused or on hold, and once it has ended. `request` may be one that is
-        only planned.
-        """
+        """Return the sizes and times of the rollout's waves, and when it probably ends, begun or not."""
         now, rules = self._now(), CAUSE_RULES[rollout.cause]
         act_s = float(rules.duration_s) if rules.duration_s >= 0 else USUAL_DURATION_S[rules.verb]
         snapshot = snapshot or self.snapshot_of(request, rollout)

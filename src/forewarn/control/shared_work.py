@@ -14,11 +14,7 @@ _MAX_REQUESTS_READ = 10_000  # the newest ones, of which rollouts are looked for
 
 
 class SharedWorkIndex:
-    """Knows the rollouts, open or lately closed, whose work may also serve another open rollout.
-
-    A closed one is kept as long as it was closed after the oldest open rollout was requested. `on_request` must be
-    called for every request.
-    """
+    """Knows the rollouts, open or lately closed, whose work may also serve another open rollout."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

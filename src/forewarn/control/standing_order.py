@@ -33,11 +33,10 @@ from forewarn.store.interface import STANDING_ORDER_NAME, AppliedCommit
 
 
 class StandingOrderService:
-    """Sets and removes the standing order, and visits hosts as it says.
+    """Sets and removes the standing order, and visits hosts as it says."""
 
-    A visit is stored with the id of its request before the request is made, so a crash in between neither forgets nor
-    repeats it. A visit that cannot publish its events is given up, so that it does not keep other hosts waiting.
-    """
+    # A visit is stored with the id of its request before the request is made, so a crash in between neither forgets nor
+    # repeats it. A visit that cannot publish its events is given up, so that it does not keep other hosts waiting.
 
     def __init__(
         self,
@@ -96,11 +95,9 @@ class StandingOrderService:
         return len(hosts)
 
     async def set_order(self, order: StandingOrder) -> StandingOrder:
-        """Store the standing order, in place of the one before, and return it; known visits are kept.
-
-        The reconciler ends a visit under way that has another impact, other windows or another notice, and the host is
-        visited again.
-        """
+        """Store the standing order, in place of the one before, and return it; known visits are kept."""
+        # The reconciler ends a visit under way that has another impact, other windows or another notice, and the host
+        # is visited again.
         self.check_order(order)
         async with self._lock:
             if self._stored is not None:
@@ -119,11 +116,9 @@ class StandingOrderService:
         return order
 
     async def reconcile(self, *, is_hold_lifted: bool = False) -> bool:
-        """Note visits that have ended, and begin those that are due; return whether a visit has changed.
-
-        It aborts the rollout of a visit that publishes nothing for too long, never fits into a budget, or has other
-        rules than the order.
-        """
+        """Note visits that have ended, and begin those that are due; return whether a visit has changed."""
+        # It aborts the rollout of a visit that publishes nothing for too long, never fits into a budget, or has other
+        # rules than the order.
         if is_hold_lifted:
             self._held_until, self._must_look = self._now(), True
         due_at = self.next_due_at()

@@ -45,10 +45,7 @@ class _Suspicion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnannouncedChangeService:
-    """Compares the fleet with what hosts report, and records differences that no act explains.
-
-    The fleet follows the hosts: a VM that somebody moved is on its new host afterwards, one that went off is stopped.
-    """
+    """Compares the fleet with what hosts report, and records differences that no act explains."""
 
     def __init__(self, *, transactions: ScopeTransactions, hypervisor: Hypervisor) -> None:
         self._transactions = transactions
@@ -86,11 +83,9 @@ class UnannouncedChangeService:
                 await asyncio.sleep(_NEW_HOSTS_S)
 
     async def observe_host(self, name: str) -> None:
-        """Observe one host, by its name in the settings, and record how its VMs differ from the fleet.
-
-        That a host does not answer is recorded the second time in a row; findings that need several hosts when these
-        have been observed again.
-        """
+        """Observe one host, by its name in the settings, and record how its VMs differ from the fleet."""
+        # That a host does not answer is recorded the second time in a row; findings that need several hosts when these
+        # have been observed again.
         if self._hypervisor is None or self.fleet is None:
             return
         host = self._transactions.placement.host(self._fleet_name(name))

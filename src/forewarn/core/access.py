@@ -82,10 +82,8 @@ def client_principal(client_id: str) -> str:
 
 
 def vm_principal(vm_id: str) -> str:
-    """Return the principal id of a VM's managed identity: `vm:<vm_id>` in lower case.
-
-    A VM that was deleted and added again under its old name has another vm_id, so another principal.
-    """
+    """Return the principal id of a VM's managed identity: `vm:<vm_id>` in lower case."""
+    # A VM that was deleted and added again under its old name has another vm_id, so another principal.
     return f"vm:{vm_id.casefold()}"
 
 
@@ -97,10 +95,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     grants: tuple[Grant, ...] = ()  # for a caller of an external issuer, also grants to its other ids, such as groups
 
     def may(self, right: Right, over: str) -> bool:
-        """Return whether a grant to this principal includes the right over the resource with the id `over`.
-
-        A grant holds for its resource and everything below it.
-        """
+        """Return whether a grant to this principal includes the right over the resource with the id `over`."""
         return any(right in ROLE_RIGHTS[grant.role] and is_within_resource(grant.over, over) for grant in self.grants)
 
     def may_all(self, right: Right, resources: Iterable[str]) -> bool:

@@ -22,20 +22,16 @@ _VERBS_ON_FAILED_HOST = VERBS_LEAVING_HOST | {Verb.REDEPLOY}
 
 
 def can_act_on(vm: Vm, verb: Verb) -> bool:
-    """Return whether the VM's power state allows the verb.
-
-    A deallocated VM, which is on no host, can only be started, deleted, deallocated or reapplied.
-    """
+    """Return whether the VM's power state allows the verb."""
+    # A deallocated VM, which is on no host, can only be started, deleted, deallocated or reapplied.
     return vm.power is not PowerState.DEALLOCATED or verb in _VERBS_WITHOUT_HOST
 
 
 def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
-    """Return the VMs that the event would act on now, as they are now, in the order of `event.vms`.
-
-    A VM is left out if it was removed (one added under its name had no notice), if its power state does not allow the
-    event's verb, or if the event is planned maintenance of a host that the VM is neither on nor being moved to (spec
-    §6.4). For a VM that is being moved to that host, the power state on arrival counts.
-    """
+    """Return the VMs that the event would act on now, as they are now, in the order of `event.vms`."""
+    # A VM is left out if it was removed (one added under its name had no notice), if its power state does not allow the
+    # event's verb, or if the event is planned maintenance of a host that the VM is neither on nor being moved to (spec
+    # §6.4). For a VM that is being moved to that host, the power state on arrival counts.
     rules, affected = event.rules, []
     for name in event.vms:
         vm = scope.vm(name)
@@ -63,11 +59,9 @@ def vm_on_arrival(scope: Scope, vm: Vm, host: str) -> Vm | None:
 
 
 def act_to_wait_for(scope: Scope, event: Event) -> Act | None:
-    """Return an unfinished act of another event that must end before this one acts on its VM, or None.
-
-    Such an act takes the VM off its host, so that the VM may be gone afterwards, or brings it to one; an event that
-    itself takes the VM off its host need not wait for the latter.
-    """
+    """Return an unfinished act of another event that must end before this one acts on its VM, or None."""
+    # Such an act takes the VM off its host, so that the VM may be gone afterwards, or brings it to one; an event that
+    # itself takes the VM off its host need not wait for the latter.
     others = (other for other in scope.live_events(EventState.STARTED) if other.id != event.id)
     acts = [act for other in others for act in other.unfinished_acts if act.name in event.vms]
     leaving = (act for act in acts if act.verb in VERBS_LEAVING_HOST)  # first, because nothing may follow them
@@ -91,11 +85,9 @@ def with_acts_at_host(scope: Scope, vm: Vm, failed_hosts: Set[str]) -> Scope:
 
 
 def acts_for_event(scope: Scope, event: Event, context: DecisionContext) -> tuple[Act, ...]:
-    """Return one new act (operation on one VM) per VM that the event affects now, in the event's order.
-
-    An act without the destination it needs has a failed outcome from the beginning, and so has one on a VM whose host
-    has failed, unless it takes the VM away from there.
-    """
+    """Return one new act (operation on one VM) per VM that the event affects now, in the event's order."""
+    # An act without the destination it needs has a failed outcome from the beginning, and so has one on a VM whose host
+    # has failed, unless it takes the VM away from there.
     return tuple(_act_for_vm(event, vm, context) for vm in affected_vms(scope, event))
 
 
@@ -150,10 +142,7 @@ def _moving_vms(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> It
 
 
 def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
-    """Return the VM as it is after an act on it succeeded; `act.outcome` is ignored.
-
-    A VM whose hosts are observed also gets a new `seen` for the next comparison.
-    """
+    """Return the VM as it is after an act on it succeeded; `act.outcome` is ignored."""
     match act.verb:
         case Verb.MIGRATE | Verb.REDEPLOY:
             after = replace(vm, host=act.to_host)

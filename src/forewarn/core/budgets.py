@@ -57,10 +57,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
 
 
 class BudgetGroup(NamedTuple):
-    """One group of VMs that a budget counts together: the budget's key and the value that its VMs share.
-
-    The value is "" for a budget over everything, which has a single group.
-    """
+    """One group of VMs that a budget counts together: the budget's key and the value that its VMs share."""
 
     budget: str  # the budget's key, its name in lower case
     value: str  # a location in lower case, `NUMBER SCOPE_ID` of a fault domain, a scope id, a tag's value, or ""
@@ -217,12 +214,10 @@ def is_down(vm: Vm, down_hosts: Collection[str]) -> bool:
 
 
 def vms_out_by_event(event: Event) -> tuple[str, ...]:
-    """Return the keys of the VMs that count as out of service because of this event; () once it is over.
-
-    A scheduled event counts only if it has the cause of a rollout, which reserves budgets. A started event of any cause
-    counts for the VMs that it acts on, even those whose act has ended; starting a VM or applying its configuration
-    again is no outage.
-    """
+    """Return the keys of the VMs that count as out of service because of this event; () once it is over."""
+    # A scheduled event counts only if it has the cause of a rollout, which reserves budgets. A started event of any
+    # cause counts for the VMs that it acts on, even those whose act has ended; starting a VM or applying its
+    # configuration again is no outage.
     if event.status is EventState.STARTED:
         return tuple(act.vm for act in event.acts if act.verb not in VERBS_WITHOUT_OUTAGE)
     if event.status is EventState.SCHEDULED and event.cause in ROLLOUT_CAUSES:

@@ -89,11 +89,9 @@ def scope_commit(old: Scope | None, new: Scope) -> Commit:
 
 
 def new_destinations(old: Scope | None, changed: Sequence[Event]) -> set[str]:
-    """Return the hosts (names) to which these changed events of a scope bring VMs, or begin to move them.
-
-    An event without acts in `old` has just started, so all its unfinished moves begin; of any other one, the moves that
-    have succeeded since `old` count.
-    """
+    """Return the hosts (names) to which these changed events of a scope bring VMs, or begin to move them."""
+    # An event without acts in `old` has just started, so all its unfinished moves begin; of any other one, the moves
+    # that have succeeded since `old` count.
     moving = [event for event in changed if any(act.to_host for act in event.acts)]
     if not moving:
         return set()
@@ -103,10 +101,7 @@ def new_destinations(old: Scope | None, changed: Sequence[Event]) -> set[str]:
 
 
 def new_hosts_of_vms(old: Scope | None, changed: Sequence[Vm]) -> set[str]:
-    """Return the hosts (names) on which these changed VMs of a scope are now, and were not in `old`.
-
-    Most are those of acts, which `new_destinations` returns too; others are those of VMs that somebody else has moved.
-    """
+    """Return the hosts (names) on which these changed VMs of a scope are now, and were not in `old`."""
     before = {vm.key: vm.host for vm in old.vms} if old and changed else {}
     return {vm.host for vm in changed if vm.host and before.get(vm.key, vm.host) != vm.host}
 

@@ -125,10 +125,9 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
         return tuple(act for act in self.acts if act.outcome is not None and not act.outcome.ok)
 
     def is_ready(self, now: float) -> bool:
-        """Return whether the event is approved, or lab time `now` has reached its NotBefore (spec §6.2).
-
-        A ready event may still wait for others, for a gate or for a hold: `release.start_wait` says whether it starts.
-        """
+        """Return whether the event is approved, or lab time `now` has reached its NotBefore (spec §6.2)."""
+        # A ready event may still wait for others, for a gate or for a hold: `release.start_wait` says whether it
+        # starts.
         return self.approved_at is not None or now >= self.not_before
 
 

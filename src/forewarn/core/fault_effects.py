@@ -29,12 +29,10 @@ _FREEZE_CAUSE = Cause.HOST_UPDATE
 
 
 def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -> Scope:
-    """Return the scope with a new event published; a fault may start it at once or shorten its notice.
-
-    A NO_NOTICE fault starts the event with its acts, unless it would have to wait for more than its gate even if it
-    were approved. Otherwise a SHORT_NOTICE fault makes its NotBefore earlier, never later. Of each kind, the oldest
-    fault that applies counts.
-    """
+    """Return the scope with a new event published; a fault may start it at once or shorten its notice."""
+    # A NO_NOTICE fault starts the event with its acts, unless it would have to wait for more than its gate even if it
+    # were approved. Otherwise a SHORT_NOTICE fault makes its NotBefore earlier, never later. Of each kind, the oldest
+    # fault that applies counts.
     if (
         _may_start_without_notice(scope, event, context)
         and (fault := _fault_for(FaultKind.NO_NOTICE, scope, event, context)) is not None
@@ -92,10 +90,8 @@ def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedE
 
 
 def plan_freeze_of_several_update_domains(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
-    """Return a planned Freeze, with this event id, of running VMs that are in different update domains.
-
-    The event is not work on a host, because its VMs may be on several.
-    """
+    """Return a planned Freeze, with this event id, of running VMs that are in different update domains."""
+    # The event is not work on a host, because its VMs may be on several.
     by_domain: dict[int, Vm] = {}
     for vm in _vms_from_target(fault, scope):
         by_domain.setdefault(vm.update_domain, vm)

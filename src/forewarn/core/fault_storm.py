@@ -53,10 +53,8 @@ class _SeededRandom:
 
 
 def plan_storm(seed: int, targets: Sequence[StormTarget], for_s: float) -> tuple[StormFault, ...]:
-    """Return the faults of a storm that begin within `for_s` seconds, by time, each on one target.
-
-    Equal arguments give equal storms, in every release, so kinds that were added later are never in a storm.
-    """
+    """Return the faults of a storm that begin within `for_s` seconds, by time, each on one target."""
+    # Equal arguments give equal storms, in every release, so kinds that were added later are never in a storm.
     return tuple(_storm_faults(_SeededRandom(seed), sorted(targets, key=lambda each: each.vm), for_s))
 
 

@@ -128,10 +128,7 @@ FAULT_DEFINITIONS: dict[FaultKind, FaultDefinition] = {
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One injected fault: on a VM (it then names its scope too), on a scope, or on everything.
-
-    It is active from `set_at` until it is cleared or `is_over`. One that happens at once is never active or stored.
-    """
+    """One injected fault: on a VM (it then names its scope too), on a scope, or on everything."""
 
     id: str  # `f1`
     kind: FaultKind

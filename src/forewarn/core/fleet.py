@@ -100,10 +100,7 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which operations of users on a VM are approved in advance, so that they start without notice (spec §9).
-
-    Maintenance of the platform is never approved this way.
-    """
+    """Which operations of users on a VM are approved in advance, so that they start without notice (spec §9)."""
 
     restart: bool = False  # True: restarts by users are approved
     redeploy: bool = False  # True: redeploys by users are approved
@@ -177,10 +174,8 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
 
     @property
     def is_stopped_on_purpose(self) -> bool:
-        """Whether the VM is stopped and its condition is NORMAL; then it stays off during maintenance.
-
-        False for a VM that crashed: a reboot or redeployment boots it.
-        """
+        """Whether the VM is stopped and its condition is NORMAL; then it stays off during maintenance."""
+        # False for a VM that crashed: a reboot or redeployment boots it.
         return self.power is PowerState.STOPPED and self.condition is VmCondition.NORMAL
 
 

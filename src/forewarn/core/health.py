@@ -86,10 +86,7 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
     @property
     def stale_after_s(self) -> float:
-        """The age in seconds of lab time above which the check's latest measurement is too old to count.
-
-        Then the check is unclear. Bad measurements count at any age.
-        """
+        """The age in seconds of lab time above which the check's latest measurement is too old to count."""
         return 2 * self.interval_s + self.timeout_s
 
     @property
@@ -248,11 +245,9 @@ def parse_condition(text: str) -> CheckCondition:
 
 
 def judge_values(condition: str, values: Sequence[tuple[str, float]]) -> CheckResult:
-    """Return the result of a health check with this condition for these pairs of (title, value).
-
-    BAD if a value does not meet the condition, even if another is not a number; else UNCLEAR without values or with one
-    that is not a number; else GOOD.
-    """
+    """Return the result of a health check with this condition for these pairs of (title, value)."""
+    # BAD if a value does not meet the condition, even if another is not a number; else UNCLEAR without values or with
+    # one that is not a number; else GOOD.
     wanted = parse_condition(condition)
     numbers = [(title, value) for title, value in values if not math.isnan(value)]
     bad = [(title, value) for title, value in numbers if not wanted.is_met(value)]

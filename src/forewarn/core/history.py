@@ -68,10 +68,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
 
 
 class EventDelivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The first poll in which a VM was given an event in a state (scheduled or started).
-
-    It is written shortly after the poll, so a crash may lose some.
-    """
+    """The first poll in which a VM was given an event in a state (scheduled or started)."""
 
     event_id: str  # GUID, upper case
     scope_id: str  # of the VM when it polled

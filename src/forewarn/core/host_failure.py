@@ -17,11 +17,9 @@ from forewarn.core.scope import Scope
 
 
 def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext, *, names: Collection[str] | None = None) -> Scope:
-    """Return the scope with a failed outcome for each act that a host of `context.failed_hosts` prevents.
-
-    Such an act brings a VM to the failed host, or it began before the host failed and its VM is still there. An act
-    that began after the failure of its VM's host, which redeploys or removes the VM, continues.
-    """
+    """Return the scope with a failed outcome for each act that a host of `context.failed_hosts` prevents."""
+    # Such an act brings a VM to the failed host, or it began before the host failed and its VM is still there. An act
+    # that began after the failure of its VM's host, which redeploys or removes the VM, continues.
     for started in scope.live_events(EventState.STARTED):
         for act in started.unfinished_acts:
             if names is not None and act.name not in names:
@@ -36,10 +34,8 @@ def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext, *, names: C
 
 
 def needs_failed_host(act: Act, vm_host: str, failed_hosts: Set[str]) -> bool:
-    """Return whether an unfinished act cannot continue, or begin, because it needs a host that has failed.
-
-    An abrupt act does not need the host of its VM: it takes the VM away from there.
-    """
+    """Return whether an unfinished act cannot continue, or begin, because it needs a host that has failed."""
+    # An abrupt act does not need the host of its VM: it takes the VM away from there.
     return act.to_host in failed_hosts or (vm_host in failed_hosts and not act.abrupt)
 
 
@@ -49,11 +45,9 @@ def has_act_on_failed_host(scope: Scope, event: Event, context: DecisionContext)
 
 
 def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = frozenset()) -> bool:
-    """Return whether the failure of this host must move the VM: it is there, or is being redeployed to it.
-
-    False if an act that began after the failure already takes the VM away. True also if the VM is on one of
-    `failed_hosts` (names) and not being redeployed: its redeployment to this host has ended as failed.
-    """
+    """Return whether the failure of this host must move the VM: it is there, or is being redeployed to it."""
+    # False if an act that began after the failure already takes the VM away. True also if the VM is on one of
+    # `failed_hosts` (names) and not being redeployed: its redeployment to this host has ended as failed.
     acts = [act for event in scope.live_events(EventState.STARTED) for act in event.unfinished_acts if act.vm == vm.key]
     is_on_failed_host = vm.host == host or vm.host in failed_hosts
     if any(act.verb in VERBS_LEAVING_HOST and (act.abrupt or not is_on_failed_host) for act in acts):
@@ -65,11 +59,9 @@ def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = fro
 
 
 def outcome_on_failed_host(act: Act, outcome: ActOutcome, context: DecisionContext) -> ActOutcome:
-    """Return the outcome to record for an act that the hypervisor has performed: in general the given one.
-
-    A success that brought a VM to a failed host becomes a failure: no event of that host's failure exists for this VM,
-    so it would stay there. A redeployed VM arrives all the same, because the failure of the host moves it on.
-    """
+    """Return the outcome to record for an act that the hypervisor has performed: in general the given one."""
+    # A success that brought a VM to a failed host becomes a failure: no event of that host's failure exists for this
+    # VM, so it would stay there. A redeployed VM arrives all the same, because the failure of the host moves it on.
     if not outcome.ok or act.verb is Verb.REDEPLOY or act.to_host not in context.failed_hosts:
         return outcome
     return ActOutcome(ok=False, at=outcome.at, note=_lost_destination(act))

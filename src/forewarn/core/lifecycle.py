@@ -98,10 +98,7 @@ def awaits_approval(event: Event) -> bool:
 
 
 def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
-    """Approve the event; it does not start here. Only the first approval of a scheduled event counts.
-
-    `event` replaces the scope's event with its id, so it must be the current one.
-    """
+    """Approve the event; it does not start here. Only the first approval of a scheduled event counts."""
     _require_allowed(event, Transition.APPROVED)
     if not awaits_approval(event):
         return scope
@@ -119,10 +116,7 @@ def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scop
 
 
 def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome) -> Scope:
-    """Record the outcome of one act; the incarnation stays, and so does the VM (`record_act_outcome` changes it).
-
-    A second outcome of an act, or one of an unknown act, returns the same scope.
-    """
+    """Record the outcome of one act; the incarnation stays, and so does the VM (`record_act_outcome` changes it)."""
     _require_allowed(event, Transition.PERFORMED)
     act = next((a for a in event.unfinished_acts if a.id == act_id), None)
     if act is None:
@@ -153,10 +147,7 @@ def finish(scope: Scope, event: Event, now: float) -> Scope:
 def withdraw(
     scope: Scope, event: Event, *, by: str, reason: str, now: float, ending: Ending = Ending.WITHDRAWN
 ) -> Scope:
-    """End a scheduled event, even an approved one, without a start.
-
-    With NOT_NEEDED, the withdrawal does not count against the event's request (spec §9).
-    """
+    """End a scheduled event, even an approved one, without a start."""
     if event.status is STARTED:
         raise Refused(
             f"event {event.id} ({_event_title(event)}) has started and can no longer be withdrawn",

@@ -117,11 +117,7 @@ class ConfigurationAssignment(msgspec.Struct, frozen=True, gc=False, kw_only=Tru
 
 
 class HostConfigurations:
-    """The maintenance configurations of scope Host that are assigned to anything, to be looked up by VM.
-
-    `closing_times` has the times from which assigned windows are closed for good. False if no configuration is
-    assigned.
-    """
+    """The maintenance configurations of scope Host that are assigned to anything, to be looked up by VM."""
 
     def __init__(
         self,
@@ -166,10 +162,8 @@ class GroupCalendar:
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # scope id → key → name of its configurations
 
     def for_scope(self, scope_id: str) -> MaintenanceCalendar | None:
-        """Return the calendar for the events of one scope; None: they may start at any time.
-
-        The calendar's `source` names only the configurations of VMs in that scope, because the scope's users read it.
-        """
+        """Return the calendar for the events of one scope; None: they may start at any time."""
+        # The calendar's `source` names only the configurations of VMs in that scope, because the scope's users read it.
         if self.common is None or not self.names:
             return self.common
         own = self.names.get(scope_id, {})

@@ -13,10 +13,8 @@ _AT_DEADLINE = " It can start outside of its maintenance windows, because its de
 
 
 def document_for(scope: Scope) -> wire.Document:
-    """Return the scope's document: its incarnation, and its live, listed events in order of publication.
-
-    It has the events of all VMs, even in a scope with narrow delivery, where each VM is shown only its own events.
-    """
+    """Return the scope's document: its incarnation, and its live, listed events in order of publication."""
+    # It has the events of all VMs, even in a scope with narrow delivery, where each VM is shown only its own events.
     listed = [event for event in scope.live_events() if event.listed]
     listed.sort(key=lambda event: event.seq)
     return wire.Document(

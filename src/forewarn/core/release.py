@@ -69,10 +69,8 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
 
 
 def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) -> bool:
-    """Return whether a scheduled event waits for nothing, or only for its gate.
-
-    Terminates and events without impact have no gate, so what only they wait for is not checked.
-    """
+    """Return whether a scheduled event waits for nothing, or only for its gate."""
+    # Terminates and events without impact have no gate, so what only they wait for is not checked.
     return (
         _notice_wait(event, context) is None
         and _window_wait(event, context) is None

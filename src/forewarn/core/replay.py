@@ -90,11 +90,7 @@ def interruption_reason(replay: Replay, scope: Scope | None) -> str:
 
 
 def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: Scope) -> ReplayedAnswer | None:
-    """Return what polls of the scope get now because of the replay; None: the scope's own document.
-
-    The document has the scope's incarnation, and the notices of the last step shown, with event ids and times of this
-    loop.
-    """
+    """Return what polls of the scope get now because of the replay; None: the scope's own document."""
     if replay.ended or not replay.done or interruption_reason(replay, scope):
         return None
     step = script.steps[replay.done - 1]

@@ -57,10 +57,7 @@ ROLLOUT_CAUSES = frozenset(IMPACT_CAUSES.values())
 
 
 class RolloutState(StrEnum):
-    """The state of a rollout: running, paused, stopped (by itself), aborted (by a user) or completed.
-
-    A paused rollout publishes nothing until it is resumed, but may stop or complete.
-    """
+    """The state of a rollout: running, paused, stopped (by itself), aborted (by a user) or completed."""
 
     RUNNING = "running"
     PAUSED = "paused"  # by a user or a health check; until it is resumed it publishes nothing, but may stop or complete
@@ -70,11 +67,10 @@ class RolloutState(StrEnum):
 
 
 class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
-    """How many VMs of a rollout are in which state, each VM counted once.
+    """How many VMs of a rollout are in which state, each VM counted once."""
 
-    It is computed from the events while the rollout is open, and stored when it closes. VMs on which another rollout
-    does the same work count by that rollout's events.
-    """
+    # It is computed from the events while the rollout is open, and stored when it closes. VMs on which another rollout
+    # does the same work count by that rollout's events.
 
     total: int  # the sum of the others
     done: int  # their act was performed, and their event is over
@@ -167,10 +163,7 @@ class RolloutHold(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
 
 class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One request for maintenance, as it was accepted. Stored before it is answered.
-
-    Later only its `rollout` or `replay` changes; the progress of other requests follows from their events.
-    """
+    """One request for maintenance, as it was accepted. Stored before it is answered."""
 
     id: str  # GUID, lower case
     ask: RequestedOperation  # what it asks for

@@ -30,10 +30,7 @@ BusyDomains = dict[str, int]  # scope id → the update domain that this rollout
 
 
 class InvalidRollout(Rejected):
-    """A rollout that can never work; `path` leads to the wrong value, such as `("waves", 0, "share")`.
-
-    The path has the names that a rollout file uses, so that its reader can name the line.
-    """
+    """A rollout that can never work; `path` leads to the wrong value, such as `("waves", 0, "share")`."""
 
     def __init__(self, message: str, path: tuple[str | int, ...]) -> None:
         super().__init__(message)
@@ -117,23 +114,19 @@ def _take_within_budgets(
 def remaining_vms(
     rollout: Rollout, vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent]
 ) -> list[Vm]:
-    """Return the VMs among `vms` for which the rollout has yet to plan events, in their order.
-
-    In a rollout over hosts, an event no longer handles a VM that it did not act on when it started, such as one that
-    had left the host; so a VM that came back remains.
-    """
+    """Return the VMs among `vms` for which the rollout has yet to plan events, in their order."""
+    # In a rollout over hosts, an event no longer handles a VM that it did not act on when it started, such as one that
+    # had left the host; so a VM that came back remains.
     handled = handled_vms(rollout, events, planned)
     verb = CAUSE_RULES[rollout.cause].verb
     return [vm for vm in vms if (vm.scope_id, vm.name) not in handled and can_act_on(vm, verb)]
 
 
 def handled_vms(rollout: Rollout, events: Sequence[Event], planned: Sequence[PlannedEvent]) -> set[tuple[str, str]]:
-    """Return (scope id, name) of each VM that an event of the rollout handles, published or planned.
-
-    Events that are over count as well, even withdrawn ones. A VM is not handled if a health check withdrew its event,
-    if it was added again since its event was published or, in a rollout over hosts, if its event did not act on it when
-    it started or was not needed for it.
-    """
+    """Return (scope id, name) of each VM that an event of the rollout handles, published or planned."""
+    # Events that are over count as well, even withdrawn ones. A VM is not handled if a health check withdrew its event,
+    # if it was added again since its event was published or, in a rollout over hosts, if its event did not act on it
+    # when it started or was not needed for it.
     handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
     return handled | {(p.scope_id, name) for p in planned for name in p.vms}
 
@@ -309,11 +302,9 @@ def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: Roll
 def count_rollout_vms(
     vms: Iterable[Vm], events: Sequence[Event], shared: Mapping[tuple[str, str], str] = MappingProxyType({})
 ) -> RolloutTally:
-    """Return how many VMs of a rollout are done, failed, started, scheduled, waiting and so on.
-
-    A VM counts once, by its newest event: a VM that came back to a host has several. `shared` has, by (scope id, name),
-    the states of VMs on which another rollout does the work; they win over the rollout's own events.
-    """
+    """Return how many VMs of a rollout are done, failed, started, scheduled, waiting and so on."""
+    # A VM counts once, by its newest event: a VM that came back to a host has several. `shared` has, by (scope id,
+    # name), the states of VMs on which another rollout does the work; they win over the rollout's own events.
     states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
     for event in events:
         states |= {(event.scope_id, name): state for name, state in rollout_vm_states(event)}

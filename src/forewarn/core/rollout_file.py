@@ -77,10 +77,7 @@ _LIST_TABLES = frozenset({"waves", "checks"})
 
 @dataclass(frozen=True, slots=True)
 class RolloutFile:
-    """A parsed rollout file whose keys and kinds of values are right.
-
-    Only given keys are in the tables, with durations as seconds. Whether the values make sense is not checked yet.
-    """
+    """A parsed rollout file whose keys and kinds of values are right."""
 
     rollout: Mapping[str, Any]  # the table [rollout]
     waves: tuple[Mapping[str, Any], ...]  # the tables [[waves]]
@@ -90,10 +87,7 @@ class RolloutFile:
 
     @contextmanager
     def located(self, *path: str | int) -> Iterator[None]:
-        """Return a context manager that adds the line of `path` to the message of a Rejected from its block.
-
-        An InvalidRollout has a path of its own, and becomes a plain Rejected with the line of that path.
-        """
+        """Return a context manager that adds the line of `path` to the message of a Rejected from its block."""
         try:
             yield
         except InvalidRollout as error:

@@ -105,10 +105,8 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.with_vms((vm,))
 
     def with_vms(self, vms: Iterable[Vm]) -> Scope:
-        """Return the scope with each of these VMs in place of the one with its key, or added at the end.
-
-        Scheduled events no longer concern a VM that is removed, nor one that is added under its name.
-        """
+        """Return the scope with each of these VMs in place of the one with its key, or added at the end."""
+        # Scheduled events no longer concern a VM that is removed, nor one that is added under its name.
         changed = {vm.key: vm for vm in vms}
         scope = msgspec.structs.replace(self, vms=tuple(({vm.key: vm for vm in self.vms} | changed).values()))
         removed = {vm.name.casefold() for vm in changed.values() if vm.removed_at is not None}

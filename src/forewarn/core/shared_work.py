@@ -41,10 +41,7 @@ NO_SHARED_WORK = SharedWork()
 
 
 def may_share_work(request: MaintenanceRequest, other: MaintenanceRequest) -> bool:
-    """Return whether events of `other`, another rollout, could do the work of the rollout of `request`.
-
-    Whether they cover the same VMs is not checked: `shared_work` does that.
-    """
+    """Return whether events of `other`, another rollout, could do the work of the rollout of `request`."""
     mine, others = request.rollout, other.rollout
     if mine is None or others is None or request.id == other.id or mine.cause is not others.cause:
         return False

@@ -64,10 +64,8 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
         return self.visits.get(host, HostVisit())
 
     def visited_at(self, host: str) -> float | None:
-        """Return the lab time at which the host's last successful visit ended; None if none counts.
-
-        A visit counts if it had the impact of this order, or an unknown one. Only the last success is stored.
-        """
+        """Return the lab time at which the host's last successful visit ended; None if none counts."""
+        # A visit counts if it had the impact of this order, or an unknown one. Only the last success is stored.
         visit = self.visit(host)
         return visit.visited_at if visit.impact in (None, self.impact) else None
 
@@ -94,11 +92,9 @@ def has_rules_of(order: StandingOrder, request: MaintenanceRequest) -> bool:
 
 
 def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> str:
-    """Return a sentence on why the order cannot visit all hosts within its interval; "" if it can.
-
-    `domains` has for each host with VMs how many update domains follow one another there. The estimate assumes no
-    approvals, budgets or failures.
-    """
+    """Return a sentence on why the order cannot visit all hosts within its interval; "" if it can."""
+    # `domains` has for each host with VMs how many update domains follow one another there. The estimate assumes no
+    # approvals, budgets or failures.
     notice_s, work_s = _visit_notice_s(order), _visit_work_s(order)
     needed = math.ceil(sum(domains) / order.at_once)
     possible = _possible_starts(order, needed, now)
@@ -130,10 +126,8 @@ def _possible_starts(order: StandingOrder, needed: int, now: float) -> int:
 
 
 def due_at(order: StandingOrder, host: str) -> float:
-    """Return the lab time, perhaps past, from which the host is to be visited.
-
-    If a visit has failed since the last one, it is `retry_after_s` after the failure at the earliest.
-    """
+    """Return the lab time, perhaps past, from which the host is to be visited."""
+    # If a visit has failed since the last one, it is `retry_after_s` after the failure at the earliest.
     visit, visited_at = order.visit(host), order.visited_at(host)
     at = order.at if visited_at is None else visited_at + DUE_SHARE * order.within_s
     failed_at = visit.failed_at if visit.failed_at is not None else visit.asked_at
@@ -143,10 +137,8 @@ def due_at(order: StandingOrder, host: str) -> float:
 
 
 def retry_after_s(order: StandingOrder) -> float:
-    """Return how many seconds of lab time must pass after a failed visit before the host is visited again.
-
-    It is also how long a visit without a live event may publish nothing before it is given up.
-    """
+    """Return how many seconds of lab time must pass after a failed visit before the host is visited again."""
+    # It is also how long a visit without a live event may publish nothing before it is given up.
     return min(_MAX_RETRY_S, order.within_s / 10)
 
 
@@ -157,11 +149,9 @@ def late_at(order: StandingOrder, host: str) -> float:
 
 
 def next_visits(order: StandingOrder, hosts: Iterable[str], now: float) -> list[str]:
-    """Return the hosts (names) to visit next, the longest waiting first, as many as `at_once` allows.
-
-    Hosts whose last visit did not succeed come after the others, so that those which cannot be maintained do not keep
-    the others waiting.
-    """
+    """Return the hosts (names) to visit next, the longest waiting first, as many as `at_once` allows."""
+    # Hosts whose last visit did not succeed come after the others, so that those which cannot be maintained do not keep
+    # the others waiting.
     names = list(hosts)
     free = order.at_once - sum(order.visit(host).is_under_way for host in names)
     due = [host for host in names if not order.visit(host).request_id and due_at(order, host) <= now]

@@ -81,10 +81,7 @@ def _apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
 
 
 def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSettingsChange) -> Scope:
-    """Return the scope with the change applied to its present VMs with these keys; other keys are ignored.
-
-    Tags are removed first, then added.
-    """
+    """Return the scope with the change applied to its present VMs with these keys; other keys are ignored."""
     _require_whole_set(scope, keys, change)
     for vm in scope.present_vms:
         if vm.key in keys:

@@ -64,11 +64,9 @@ def wave_specs(rollout: Rollout) -> tuple[WaveSpec, ...]:
 def wave_phase(
     rollout: Rollout, vms: Sequence[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent], now: float
 ) -> WavePhase:
-    """Return what the rollout does next about its waves: begin, work, settle or done.
-
-    A wave is over when it has no VM without an event and none of the rollout's events is planned or live; it settles
-    for `rollout.settle_s` after the last end. Does not check whether the rollout is paused, held or has ended.
-    """
+    """Return what the rollout does next about its waves: begin, work, settle or done."""
+    # A wave is over when it has no VM without an event and none of the rollout's events is planned or live; it settles
+    # for `rollout.settle_s` after the last end. Does not check whether the rollout is paused, held or has ended.
     remaining = remaining_vms(rollout, vms, events, planned)
     specs = wave_specs(rollout)
     following = rollout.wave
@@ -116,20 +114,14 @@ def begin_wave(
 
 
 def divide_into_waves(rollout: Rollout, vms: Sequence[Vm]) -> list[list[Vm]]:
-    """Return the VMs of each wave of a rollout that has not begun, in the order of `wave_specs`.
-
-    VMs that it cannot affect, such as deallocated ones, are left out. A wave may be empty.
-    """
+    """Return the VMs of each wave of a rollout that has not begun, in the order of `wave_specs`."""
     phase = wave_phase(rollout, vms, (), (), 0.0)
     by_wave = waves_to_come(rollout, vms, phase, len(phase.remaining))
     return [by_wave.get(index, []) for index in range(len(wave_specs(rollout)))]
 
 
 def waves_to_come(rollout: Rollout, vms: Sequence[Vm], phase: WavePhase, total: int) -> dict[int, list[Vm]]:
-    """Return the VMs without an event of the current wave and of each later one, by the index of the wave.
-
-    `vms` are the VMs that the rollout covers, `total` counts those that shares are of: with an event, or remaining.
-    """
+    """Return the VMs without an event of the current wave and of each later one, by the index of the wave."""
     found = {phase.wave: phase.members} if phase.step is WaveStep.WORK else {}
     first = phase.wave if phase.step is WaveStep.BEGIN else phase.wave + 1
     remaining: Sequence[Vm] = phase.remaining

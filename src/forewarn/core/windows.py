@@ -84,10 +84,8 @@ def is_open(calendar: MaintenanceCalendar, at: float) -> bool:
 
 
 def next_start(calendar: MaintenanceCalendar, at: float) -> float | None:
-    """Return the first time from `at` on at which an event may start without an approval.
-
-    Of a window that recurs, about three years are searched; with several sets of windows, about one year.
-    """
+    """Return the first time from `at` on at which an event may start without an approval."""
+    # Of a window that recurs, about three years are searched; with several sets of windows, about one year.
     if calendar.deadline is not None and at >= calendar.deadline:
         return at
     opening = _next_opening(calendar, at)

@@ -38,11 +38,7 @@ class _Waiter:
 
 
 class CaseRecorder:
-    """Collects the observations of one case while it runs, and lets its script wait for some of them.
-
-    After MAX_REQUESTS requests and connections, only some more are kept, those of the same kind at least
-    THINNED_INTERVAL_S apart; all of them wake waiters. `problem` says why the case must not be judged.
-    """
+    """Collects the observations of one case while it runs, and lets its script wait for some of them."""
 
     def __init__(self, clock: LabClock) -> None:
         self._clock = clock

@@ -29,10 +29,7 @@ _ERRORS_S = 5.0  # the shortest disturbance over which requests are counted
 
 
 class HandlerFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one crash test of a handler, over all cases; None where nothing could be measured.
-
-    Cases that disturbed the handler count too; events are those of the judged VM that the scripts published.
-    """
+    """The figures of one crash test of a handler, over all cases; None where nothing could be measured."""
 
     notice_p50_s: float | None = None  # from publication to the poll that got the event
     notice_worst_s: float | None = None  # the longest such time, of events that a poll got

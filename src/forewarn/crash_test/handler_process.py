@@ -25,12 +25,7 @@ _DISK_COMMAND_S = 20.0
 
 
 class HandlerProcess:
-    """The handler's program on one VM, over all its runs; `recorder` gets its starts, exits and output.
-
-    This is the only user of `machine`. If `restart_after_exit_s` is not None, the program is started again this long
-    (real time) after it has ended by itself, as a timer or a supervisor does. Call `open`, then `boot`, and `close` at
-    the end.
-    """
+    """The handler's program on one VM, over all its runs; `recorder` gets its starts, exits and output."""
 
     def __init__(
         self, machine: HandlerMachine, *, vm: str, recorder: CaseRecorder, restart_after_exit_s: float | None = None

@@ -35,11 +35,9 @@ class Deadline:
 
 
 def judge_deadline(observed: Observed, at: float | None, deadline: Deadline, *, seen: str, missing: str) -> Judgement:
-    """Judge whether something happened in time; `at` is when it did, None if it did not.
-
-    If it happened until `soon`, it passes. Otherwise the outcome is unknown if the machine was too slow, or if it did
-    not happen and the case ended before `late`; until `late` it is slow, and later or never it fails.
-    """
+    """Judge whether something happened in time; `at` is when it did, None if it did not."""
+    # If it happened until `soon`, it passes. Otherwise the outcome is unknown if the machine was too slow, or if it did
+    # not happen and the case ended before `late`; until `late` it is slow, and later or never it fails.
     times = () if at is None else (at,)
     if at is not None and at <= deadline.soon:
         return CaseOutcome.PASS, seen, times
@@ -99,11 +97,9 @@ def is_accepted(approval: Approved) -> bool:
 
 
 def why_notice_is_too_short(observed: Observed, event: EventPublished) -> str:
-    """Return why the event's notice is too short for the handler's claims, as a clause; "": it is not.
-
-    A handler for reboots may poll rarely, because they are announced 15 minutes ahead; a case that announces one later
-    cannot hold that against it.
-    """
+    """Return why the event's notice is too short for the handler's claims, as a clause; "": it is not."""
+    # A handler for reboots may poll rarely, because they are announced 15 minutes ahead; a case that announces one
+    # later cannot hold that against it.
     if event.kind == "Preempt" or event.not_before is None:
         return ""
     notice_s = event.not_before - event.at

@@ -235,10 +235,8 @@ class LiveStage:
 
 @asynccontextmanager
 async def open_live_stage(setup: StageSetup) -> AsyncIterator[LiveStage]:
-    """Start the lab, the proxies, the reference poller and the handlers, for the time of a block.
-
-    Call `LiveStage.finish` in the block: what happens while the stage closes does not belong to the timeline.
-    """
+    """Start the lab, the proxies, the reference poller and the handlers, for the time of a block."""
+    # Call `LiveStage.finish` in the block: what happens while the stage closes does not belong to the timeline.
     real = read_real_time()
     clock = LabClock(ClockSetting(lab_at=real + setup.clock_offset_s, real_at=real, speed=setup.speed))
     recorder = CaseRecorder(clock)

@@ -33,23 +33,20 @@ class ThreadTimes:
 
 
 class StarvationMeter:
-    """Measures how long a program could not go on because other programs had taken the CPUs.
+    """Measures how long a program could not go on because other programs had taken the CPUs."""
 
-    The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. Waits of
-    processes that start and end between two measurements are not seen.
-    """
+    # The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. Waits of
+    # processes that start and end between two measurements are not seen.
 
     def __init__(self, read_threads: Callable[[int], Iterable[ThreadTimes]] | None = None) -> None:
         self._read_threads = read_threads or _read_threads
         self._measured: dict[int, ThreadTimes] = {}  # by thread id
 
     def measure(self, pids: Iterable[int]) -> float:
-        """Return how many seconds the thread that waited longest has waited for a CPU since the last call.
-
-        Counts only threads that ran for less than a quarter of the time in which they could run: one that computes
-        without a pause always waits, but goes on. Waits for the program's own threads do not count: the time that all
-        of them ran is subtracted.
-        """
+        """Return how many seconds the thread that waited longest has waited for a CPU since the last call."""
+        # Counts only threads that ran for less than a quarter of the time in which they could run: one that computes
+        # without a pause always waits, but goes on. Waits for the program's own threads do not count: the time that all
+        # of them ran is subtracted.
         before, self._measured = self._measured, {}
         longest = total = 0
         for pid in pids:

@@ -39,10 +39,7 @@ SHARED_DIRECTORY_ENV = "FOREWARN_SHARED_DIRECTORY"
 
 
 class CaseTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The task of one process: which case to run, with which handler; JSON on its stdin.
-
-    FOREWARN_SHARED_DIRECTORY names a directory that all VMs of the case share.
-    """
+    """The task of one process: which case to run, with which handler; JSON on its stdin."""
 
     case: str  # the id
     command: tuple[str, ...]  # the handler and its arguments

@@ -38,11 +38,7 @@ class _Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class ProgramStarted(_Observation, frozen=True, kw_only=True, tag="program started"):
-    """The crash test began to start the handler's program on VM `vm`: at a boot, or again later.
-
-    The program starts again after a kill, or after it had ended. Recorded even if the program then could not be
-    executed.
-    """
+    """The crash test began to start the handler's program on VM `vm`: at a boot, or again later."""
 
     run: int  # 1 for the first start on this VM
     is_boot: bool = False  # whether the VM booted, so that nothing in memory is left

@@ -54,7 +54,6 @@ class VmHypervisor:
         self._running_impacts: dict[str, Impact] = {}  # by act id; without an end
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Start this act, or return how it is going; does not wait for its end. `now` is lab time."""
         task = self._acts.get(act.id)
         if task is None:
             task = self._acts[act.id] = asyncio.create_task(self._carry_out(act))
@@ -71,7 +70,6 @@ class VmHypervisor:
             self._recorder.record(impact)
 
     async def close(self) -> None:
-        """End all acts under way where they are: a frozen VM continues, a VM that is down stays down."""
         for task in self._acts.values():
             task.cancel()
         await asyncio.gather(*self._acts.values(), return_exceptions=True)

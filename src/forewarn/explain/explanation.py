@@ -332,10 +332,7 @@ def _vms_without_delivery(event: Event, facts: ScopeFacts) -> list[str]:
 
 
 def describe_polling(facts: ScopeFacts) -> Iterator[str]:
-    """Yield two sentences: whether scheduled events are enabled for the scope, and which of its VMs poll.
-
-    Where real time and lab time differ by a minute or more, the sentences say which one they mean.
-    """
+    """Yield two sentences: whether scheduled events are enabled for the scope, and which of its VMs poll."""
     latest = min(facts.polls, key=lambda poll: poll.silent_s, default=None)
     if facts.scope.is_enabled:
         yield f"Scheduled events are enabled for {facts.title}."

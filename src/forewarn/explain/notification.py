@@ -36,10 +36,9 @@ _STATUS_BY_ENTRY_KIND = {
 
 
 class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of one event's status, of which webhooks are notified.
+    """A change of one event's status, of which webhooks are notified."""
 
-    It is computed from a history entry, so `event` may have moved on to a later status than `status`.
-    """
+    # It is computed from a history entry, so `event` may have moved on to a later status than `status`.
 
     status: EventGridStatus  # Scheduled, Started, Completed or Canceled: what the change led to
     at: float  # when it changed, in POSIX seconds of lab time
@@ -51,10 +50,8 @@ class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """The id of the message: a GUID computed from the event's id, the status and the resource.
-
-        It is the same for every receiver and every retry, so that receivers can find duplicates.
-        """
+        """The id of the message: a GUID computed from the event's id, the status and the resource."""
+        # It is the same for every receiver and every retry, so that receivers can find duplicates.
         return str(uuid5(_NAMESPACE, f"{self.event.id}/{self.status}{self.resource}".casefold()))
 
     @property
@@ -75,11 +72,9 @@ def may_notify(entry: HistoryEntry) -> bool:
 
 
 def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> EventNotification | None:
-    """Return the notification that a history entry about an event leads to; None if it leads to none.
-
-    `vms` are the VMs that the event lists, even removed ones: resource, subscription, location and api-version come
-    from one of them. Filters of webhooks are not applied: see `is_subscribed`.
-    """
+    """Return the notification that a history entry about an event leads to; None if it leads to none."""
+    # `vms` are the VMs that the event lists, even removed ones: resource, subscription, location and api-version come
+    # from one of them. Filters of webhooks are not applied: see `is_subscribed`.
     status = _STATUS_BY_ENTRY_KIND.get(entry.what)
     if status is None or not event.listed or not vms:
         return None

@@ -12,10 +12,8 @@ from forewarn.wording import first_names
 
 
 def started_without_notice(event: Event) -> bool:
-    """Return True if the event started when it was published; False if it has not started.
-
-    False for an event that somebody approved, even if both times are equal because lab time is paused.
-    """
+    """Return True if the event started when it was published; False if it has not started."""
+    # False for an event that somebody approved, even if both times are equal because lab time is paused.
     return event.started_at == event.published_at and (event.approved_at is None or event.approved_by == "policy")
 
 

@@ -18,10 +18,9 @@ SILENCE_LIMIT_S = 60.0  # a VM without a poll for longer has stopped polling: cl
 
 
 class PollingPace(NamedTuple):
-    """How long ago a VM polled, and how often it does, in seconds of real time.
+    """How long ago a VM polled, and how often it does, in seconds of real time."""
 
-    A pace from stored polls is in lab time instead, and has no `gap_s`.
-    """
+    # A pace from stored polls is in lab time instead, and has no `gap_s`.
 
     silent_s: float  # since the last poll; for a long poll since it must have ended, and 0 before that
     gap_s: float | None = None  # the average between its recent polls; None: not known
@@ -92,11 +91,7 @@ class ScopePoller:
 def event_awareness(
     event: Event, vm: str, *, given: Collection[str], scope: Mapping[str, ScopePoller]
 ) -> EventAwareness:
-    """Return whether the VM with the key `vm` knows of a scheduled event that affects it.
-
-    `scope` has the VMs of the scope that have polled, by key, without VMs to which narrow delivery does not show the
-    event.
-    """
+    """Return whether the VM with the key `vm` knows of a scheduled event that affects it."""
     if vm in given:
         return EventAwareness.GIVEN
     if given:

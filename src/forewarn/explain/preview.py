@@ -50,10 +50,9 @@ class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request would lead to: its events, when they would be over, and a summary in sentences.
+    """What a request would lead to: its events, when they would be over, and a summary in sentences."""
 
-    It assumes that nobody approves, that every act takes its usual time, and that no other request comes in between.
-    """
+    # It assumes that nobody approves, that every act takes its usual time, and that no other request comes in between.
 
     now: float  # lab time of the preview
     events: tuple[PreviewedEvent, ...]  # in order of publication

@@ -71,10 +71,9 @@ class RolloutForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rollout would do: its waves in order, when it would be over, and a summary in sentences.
+    """What a rollout would do: its waves in order, when it would be over, and a summary in sentences."""
 
-    The earliest times assume that each event is approved when it is published, the latest that nobody approves.
-    """
+    # The earliest times assume that each event is approved when it is published, the latest that nobody approves.
 
     now: float  # lab time of the plan
     target: str  # what it covers, for people
@@ -120,11 +119,9 @@ def make_rollout_plan(
     hold: str = "",
     forecast: RolloutForecast | None = None,
 ) -> RolloutPlan:
-    """Return the plan of a rollout from its waves (`divide_into_waves`) and two simulations of it.
-
-    A simulation that was not made is None, and its times are missing. Without `latest`, or if it did not reach the end,
-    the plan is cut. `forecast` stands in for `latest` where there is none.
-    """
+    """Return the plan of a rollout from its waves (`divide_into_waves`) and two simulations of it."""
+    # A simulation that was not made is None, and its times are missing. Without `latest`, or if it did not reach the
+    # end, the plan is cut. `forecast` stands in for `latest` where there is none.
     waves = tuple(
         _planned_wave(rollout, index, members, earliest, latest, without_handler)
         for index, members in enumerate(divided)

@@ -129,10 +129,8 @@ def _parse_table(table: Mapping[str, Any]) -> VmInterface:
 def checked_interface(
     *, vm: str, device: str, attachment: Attachment, mac: str = "", addresses: Iterable[str] = ()
 ) -> VmInterface:
-    """Return an interface with its values trimmed and checked.
-
-    A port needs a MAC, because the rules that keep a VM to its own address begin with it.
-    """
+    """Return an interface with its values trimmed and checked."""
+    # A port needs a MAC, because the rules that keep a VM to its own address begin with it.
     vm, device, mac = vm.strip(), device.strip(), mac.strip().lower()
     if not vm:
         raise Rejected(f"{attachment} {device!r} has no VM: name the VM that it belongs to")
@@ -162,10 +160,8 @@ def _checked_address(text: str, vm: str) -> str:
 
 
 def combine_interfaces(sources: Iterable[VmInterface]) -> tuple[VmInterface, ...]:
-    """Return the interfaces of all sources, each device once, ordered by VM and device.
-
-    Two sources may describe the same device of the same VM, if they agree on what both say.
-    """
+    """Return the interfaces of all sources, each device once, ordered by VM and device."""
+    # Two sources may describe the same device of the same VM, if they agree on what both say.
     combined: dict[str, VmInterface] = {}
     for interface in sources:
         known = combined.get(interface.device)

@@ -88,11 +88,10 @@ class PlannedInterface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPlan:
-    """What the host must have, besides the metadata address, so that its VMs are identified.
+    """What the host must have, besides the metadata address, so that its VMs are identified."""
 
-    Rules and routes send refusals, the answers to connections of VMs while no service listens, back to the right
-    device.
-    """
+    # Rules and routes send refusals, the answers to connections of VMs while no service listens, back to the right
+    # device.
 
     interfaces: tuple[PlannedInterface, ...]  # all that were named, in their order, also those with missing devices
     elements: Mapping[str, SetElements]  # nftables family (bridge, ip) → set name → its elements
@@ -110,11 +109,9 @@ class NetworkPlan:
 def build_plan(
     interfaces: Iterable[VmInterface], machine: HostState, former: Mapping[str, FormerValue] | None = None
 ) -> NetworkPlan:
-    """Return what the host must have, so that each VM is identified by its device. Changes nothing.
-
-    A device that does not exist, is down or is not in its bridge yet gets only those firewall elements that are known
-    without it: build the plan again when it is there.
-    """
+    """Return what the host must have, so that each VM is identified by its device. Changes nothing."""
+    # A device that does not exist, is down or is not in its bridge yet gets only those firewall elements that are known
+    # without it: build the plan again when it is there.
     planned = tuple(_plan_interface(each, machine.links) for each in interfaces)
     _check_conflicts(planned)
     present = [each for each in planned if not each.waits_for]
@@ -236,10 +233,8 @@ def device_of(path: str) -> str:
 
 
 def former_values(machine: HostState, known: Mapping[str, FormerValue]) -> dict[str, FormerValue]:
-    """Return the values of all sysctls in `machine`, by path, as they were before any change of ours.
-
-    `known` values take precedence, except for a device that was created again since.
-    """
+    """Return the values of all sysctls in `machine`, by path, as they were before any change of ours."""
+    # `known` values take precedence, except for a device that was created again since.
     values = {}
     for path, value in machine.sysctls.items():
         link = machine.links.get(device_of(path))

@@ -74,11 +74,10 @@ def check_commands(commands: Mapping[str, CommandSpec]) -> None:
 
 
 class CommandHypervisor:
-    """Performs each act with the operator's command for its verb, and records each run in a journal.
+    """Performs each act with the operator's command for its verb, and records each run in a journal."""
 
-    A command that began and was not seen to end runs again, unless its check says that the act was done. `commands` is
-    by verb, with `*` for all other verbs. One `perform` waits at most `perform_wait_s` of real time.
-    """
+    # A command that began and was not seen to end runs again, unless its check says that the act was done. `commands`
+    # is by verb, with `*` for all other verbs. One `perform` waits at most `perform_wait_s` of real time.
 
     def __init__(
         self, commands: Mapping[str, CommandSpec], directory: Path, *, perform_wait_s: float = PERFORM_WAIT_S
@@ -95,24 +94,20 @@ class CommandHypervisor:
 
     @property
     def supported_verbs(self) -> frozenset[Verb]:
-        """The verbs that have a command: all of them if the command of the others, `*`, is set."""
         return frozenset(verb for verb in Verb if verb in self._commands or ANY_VERB in self._commands)
 
     @property
     def verb_setting(self) -> str:
-        """The table of settings that adds a verb, `[commands.{verb}]`; `{verb}` stands for the verb's name."""
         return "[commands.{verb}]"
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         return await self._perform(act, "", now)
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
-        """Perform this step of a move to or from another host, if the act's command has the step.
-
-        Steps that the command does not have succeed at once, except RETURN, which fails because the VM may be on the
-        destination. By default a command performs a whole move in RELEASE, on the source; if the source was fenced, in
-        ACTIVATE, on the destination.
-        """
+        """Perform this step of a move to or from another host, if the act's command has the step."""
+        # Steps that the command does not have succeed at once, except RETURN, which fails because the VM may be on the
+        # destination. By default a command performs a whole move in RELEASE, on the source; if the source was fenced,
+        # in ACTIVATE, on the destination.
         done = StepReport.of(ActDone(True))
         match step:
             case MoveStep.RELEASE | MoveStep.WITHDRAW if (

@@ -81,11 +81,9 @@ class CommandRun:
         return cls(pid=pid, started=process_start_time(pid), output=output)
 
     async def wait(self, *, within_s: float) -> CommandResult:
-        """Wait for the end of the command, and return its exit code and the end of its output.
-
-        After `within_s` seconds the command is killed with its process group (`code` None). If the wait is cancelled,
-        the command goes on, and its starter may wait again.
-        """
+        """Wait for the end of the command, and return its exit code and the end of its output."""
+        # After `within_s` seconds the command is killed with its process group (`code` None). If the wait is cancelled,
+        # the command goes on, and its starter may wait again.
         deadline = asyncio.get_running_loop().time() + within_s
         interval_s = 0.005
         while (code := self._exit_code()) is None:
@@ -186,11 +184,10 @@ class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandRunJournal:
-    """The journal of the commands that performed acts, a SQLite file. Writes are durable on return.
+    """The journal of the commands that performed acts, a SQLite file. Writes are durable on return."""
 
-    For each run, call `begin`, then `record_process`, then `end`. Calls block, and raise ActNotTried if the file cannot
-    be used. Entries that ended are deleted 30 days of lab time after they began.
-    """
+    # For each run, call `begin`, then `record_process`, then `end`. Calls block, and raise ActNotTried if the file
+    # cannot be used. Entries that ended are deleted 30 days of lab time after they began.
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -57,10 +57,7 @@ class Hypervisor(Protocol):
 
 @runtime_checkable
 class ObservingHypervisor(Protocol):
-    """A hypervisor whose hosts can list their VMs.
-
-    It reports, and decides nothing; `control.unannounced_changes` compares the reports with the fleet.
-    """
+    """A hypervisor whose hosts can list their VMs."""
 
     @property
     def observed_hosts(self) -> tuple[str, ...]:

@@ -174,11 +174,8 @@ class SimulatedHypervisor:
         return outcome
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
-        """Record this step of a move to or from another host, or return how it is going.
-
-        RELEASE takes as long as the act, and rules apply to it. WITHDRAW succeeds, but if the effect of the release has
-        begun and the VM was not taken back, it reports that release instead. FENCE always fails.
-        """
+        # RELEASE takes as long as the act, and rules apply to it. WITHDRAW succeeds, but if the effect of the release
+        # has begun and the VM was not taken back, it reports that release instead. FENCE always fails.
         report = await self._ledger.write_in_group(lambda: self._step_in_ledger(act, step, now))
         if report is None:
             raise Unavailable(f"the hypervisor of VM {act.name!r} does not answer for act {act.id!r}")
@@ -241,7 +238,6 @@ class SimulatedHypervisor:
         )
 
     async def close(self) -> None:
-        """Wait for pending writes and close the ledger; may be called twice."""
         await self._ledger.wait_until_written()
         self._ledger.close()
 

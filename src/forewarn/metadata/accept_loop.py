@@ -28,10 +28,9 @@ _ACCEPT_PAUSE_S = 1.0
 
 
 class AcceptLoop:
-    """Accepts the connections of one socket of `listener` on the event loop, from `start` to `stop`.
+    """Accepts the connections of one socket of `listener` on the event loop, from `start` to `stop`."""
 
-    If the system has no file descriptor or memory left, it logs that and pauses for a second.
-    """
+    # If the system has no file descriptor or memory left, it logs that and pauses for a second.
 
     def __init__(self, state: ServerState, callers: CallerDirectory, listener: VmListener, sock: socket.socket) -> None:
         self._state, self._callers, self._sock = state, callers, sock

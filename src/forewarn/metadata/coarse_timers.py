@@ -20,10 +20,7 @@ T = TypeVar("T")
 
 
 class CoarseTimers(Generic[T]):
-    """Calls `callback(item)` for each scheduled item, after its time but within about `resolution_s`.
-
-    Items of one time step are called in no particular order, at most 200 in one turn of the loop.
-    """
+    """Calls `callback(item)` for each scheduled item, after its time but within about `resolution_s`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, resolution_s: float, callback: Callable[[T], None]) -> None:
         self._loop, self._resolution_s, self._callback = loop, resolution_s, callback

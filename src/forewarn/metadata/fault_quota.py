@@ -92,7 +92,6 @@ class SharedFaultQuota:
         return fault.count is None or self._read_count(self.offsets[fault.id]) < fault.count
 
     def consume(self, fault: Fault) -> bool:
-        """Count one more affected request for all processes and return True; False, uncounted, at the limit."""
         if fault.count is None:
             return True
         with self._locked() as has_lock:

@@ -49,10 +49,8 @@ class Limits:
 
     @property
     def max_connections_per_vm(self) -> int:
-        """How many connections one VM may have open at a time, at most a quarter of `connections`.
-
-        So one VM cannot keep the others from connecting. All unknown callers together count as one VM.
-        """
+        """How many connections one VM may have open at a time, at most a quarter of `connections`."""
+        # So one VM cannot keep the others from connecting. All unknown callers together count as one VM.
         return min(self.connections_per_vm, self.connections // _MIN_VM_SHARES)
 
 

@@ -54,10 +54,7 @@ def parse_listeners(tables: Sequence[Mapping[str, Any]]) -> tuple[ListenerSpec, 
 
 
 def parse_listen_address(text: str) -> ListenerSpec:
-    """Return the listener for the ADDRESS:PORT of --listen; an IPv6 address is in brackets.
-
-    It identifies VMs by source address, and its own address must exist when the service starts.
-    """
+    """Return the listener for the ADDRESS:PORT of --listen; an IPv6 address is in brackets."""
     address, _, port = text.rpartition(":")
     address = address.removeprefix("[").removesuffix("]")
     if not is_ip_address(address) or not port.isdecimal() or not 0 < int(port) < 65536:

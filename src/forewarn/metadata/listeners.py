@@ -288,10 +288,8 @@ class OpenListener:
 
     @property
     def is_current(self) -> bool:
-        """Whether the listener's device and namespace still exist, and were not created again.
-
-        One that was created again under the same name needs a new socket.
-        """
+        """Whether the listener's device and namespace still exist, and were not created again."""
+        # One that was created again under the same name needs a new socket.
         if self.namespace and namespace_id(self.namespace) != self.netns_id:
             return False
         return not self.device or all(bound_device(sock) == self.device for sock in self.listener.sockets)

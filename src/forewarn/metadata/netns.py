@@ -31,10 +31,8 @@ def namespace_id(namespace: str) -> NamespaceId:
 
 
 def run_in_namespace(namespace: str, function: Callable[[], T]) -> T:
-    """Run the function inside the network namespace and return its result; blocks.
-
-    A new thread enters it, runs the function and ends; other threads stay in their namespace.
-    """
+    """Run the function inside the network namespace and return its result; blocks."""
+    # A new thread enters it, runs the function and ends; other threads stay in their namespace.
     if not namespace:
         return function()
     results: list[T] = []

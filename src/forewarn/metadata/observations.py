@@ -169,11 +169,9 @@ class GuestObservations:
                 self._queue_deliveries([_make_delivery(notice, view, version, at)])
 
     def take_increments(self, min_interval_s: float = 0.0) -> ObservationBatch:
-        """Remove and return, as a pair, polls of VMs since their last batch, and all deliveries that wait.
-
-        Each poll's count is that increment, not the total. For workers; the owner process passes the result to
-        `merge_increments`.
-        """
+        """Remove and return, as a pair, polls of VMs since their last batch, and all deliveries that wait."""
+        # Each poll's count is that increment, not the total. For workers; the owner process passes the result to
+        # `merge_increments`.
         polls, deliveries = self.take_batch(min_interval_s)
         for poll in polls:
             self._activity_of(poll.vm).count = 0
@@ -222,11 +220,9 @@ class GuestObservations:
         self._queue_deliveries(newer)
 
     def pace(self, vm: str) -> PollingPace | None:
-        """Return the gap between this VM's polls and how long it has been silent, in seconds of real time.
-
-        None if it has never polled, or was forgotten. The gap is None while it is not known. The silence of
-        a VM that has not polled since this process started began with its last stored poll.
-        """
+        """Return the gap between this VM's polls and how long it has been silent, in seconds of real time."""
+        # None if it has never polled, or was forgotten. The gap is None while it is not known. The silence of a VM that
+        # has not polled since this process started began with its last stored poll.
         self._flush_hits_of(vm)
         activity = self._activity.get(vm)
         return None if activity is None or not activity.count else self._pace(activity, self._real_time())

@@ -126,21 +126,17 @@ class PublishedDocuments:
         return None if entry is None else entry.responses.get((poll, iso_dates))
 
     def share_response(self, view: GuestView, poll: PollRequest, response: HttpResponse, *, iso_dates: bool) -> None:
-        """Keep a response with the document (200) for equal polls of all VMs that see this document.
-
-        Does nothing if the view is outdated, if its document is not that of the whole scope (narrow delivery), or if
-        the scope has 64 of them.
-        """
+        """Keep a response with the document (200) for equal polls of all VMs that see this document."""
+        # Does nothing if the view is outdated, if its document is not that of the whole scope (narrow delivery), or if
+        # the scope has 64 of them.
         entry = self._entry_for(view)
         if entry is not None and len(entry.responses) < _MAX_SHARED_RESPONSES:
             entry.responses[poll, iso_dates] = response
 
     def rendered(self, view: GuestView, version: str, *, iso_dates: bool) -> RenderedDocument:
-        """Return the view's document as JSON in this api-version, cached; works for an outdated view too.
-
-        NotBefore of a scheduled event is an RFC 1123 date; with `iso_dates`, up to version 2017-08-01 only, an ISO
-        date.
-        """
+        """Return the view's document as JSON in this api-version, cached; works for an outdated view too."""
+        # NotBefore of a scheduled event is an RFC 1123 date; with `iso_dates`, up to version 2017-08-01 only, an ISO
+        # date.
         entry = self._entry_for(view)
         if entry is None:
             return self._render(view.document, version, iso_dates)
@@ -259,11 +255,9 @@ class StaleDocuments:
             history.popleft()
 
     def view_at(self, view: GuestView, at: float) -> GuestView:
-        """Return a copy of the view with the epoch and document that its scope had at `at` (event loop time).
-
-        A VM that the scope did not have then gets what the others got; if the scope was narrow, only the events that
-        name the VM.
-        """
+        """Return a copy of the view with the epoch and document that its scope had at `at` (event loop time)."""
+        # A VM that the scope did not have then gets what the others got; if the scope was narrow, only the events that
+        # name the VM.
         history = self._replaced.get(view.scope_id, ()) if self._replaced is not None else ()
         earlier = next((scope for until, scope in history if until >= at), None)
         if earlier is None or not earlier.enabled:

@@ -109,10 +109,7 @@ RESET_STATUS = 0  # counted instead of an HTTP status: the connection was reset
 
 @dataclass(slots=True)
 class RequestCounters:
-    """The request counts of one server since its start, which its connections increase in place.
-
-    Requests that the response cache answered are added when the cache flushes its hits.
-    """
+    """The request counts of one server since its start, which its connections increase in place."""
 
     accepted: int = 0  # connections
     refused: int = 0  # connections beyond a limit or while draining

@@ -115,11 +115,9 @@ class Responder:
         return self._current_view(caller) is not None
 
     def respond(self, caller: Caller, request: HttpRequest) -> AnyResponse:
-        """Decide the response to a request: return it, or an object that says how it comes later.
-
-        Records the polls and approvals that no error or fault refuses, and deliveries, and consumes faults and the rate
-        limit. Only the coroutine (PendingResponse), once run, calls the backend.
-        """
+        """Decide the response to a request: return it, or an object that says how it comes later."""
+        # Records the polls and approvals that no error or fault refuses, and deliveries, and consumes faults and the
+        # rate limit. Only the coroutine (PendingResponse), once run, calls the backend.
         view = self._current_view(caller)
         if view is None:
             self._unknown_callers.record(caller, _loop_time())
@@ -149,12 +147,10 @@ class Responder:
         return self._record_and_serve(caller, read, user_agent_of(request), vm_faults)
 
     def cacheable_view(self, caller: Caller, request: HttpRequest) -> tuple[GuestView, str] | None:
-        """Return the caller's view and the api-version, if the response may be cached until the view changes.
-
-        That is for a poll, or for an approval that changes nothing (clients approve every listed event again and
-        again), without a fault and without a rate limit. Call it after `respond`, and only if that returned an
-        HttpResponse, which it does not check.
-        """
+        """Return the caller's view and the api-version, if the response may be cached until the view changes."""
+        # That is for a poll, or for an approval that changes nothing (clients approve every listed event again and
+        # again), without a fault and without a rate limit. Call it after `respond`, and only if that returned an
+        # HttpResponse, which it does not check.
         view = self._current_view(caller)
         if view is None or self._rate_limiter.is_enabled or self._faults.faults_for(view) is not None:
             return None
@@ -352,10 +348,10 @@ _MAX_KNOWN_APPROVALS = 10_000  # beyond, the oldest is dropped and goes to the b
 
 
 class KnownApprovals:
-    """Remembers events whose approval the backend has accepted, so that it is not called for them again.
+    """Remembers events whose approval the backend has accepted, so that it is not called for them again."""
 
-    `covers` also counts events that have started, which need no approval, so it does not prove that they were approved.
-    """
+    # `covers` also counts events that have started, which need no approval, so it does not prove that they were
+    # approved.
 
     def __init__(self, *, max_size: int = _MAX_KNOWN_APPROVALS) -> None:
         self._max_size = max_size

@@ -93,10 +93,7 @@ class ResponseCache:
         return None if vm_cache is None else vm_cache.responses.get((is_loopback, from_loopback))
 
     def serve_hit(self, entry: CachedResponse) -> bytes:
-        """Count a hit of the entry and return the bytes to send, with the current Date in lab time.
-
-        This is all that a cached poll costs.
-        """
+        """Count a hit of the entry and return the bytes to send, with the current Date in lab time."""
         now = self._now()
         date = self._date
         if not date.valid_from <= now < date.valid_until:

@@ -171,10 +171,7 @@ _MAX_SLOW_CHUNKS = 20
 
 
 class SlowBodyWriter:
-    """Writes the head of a response when created and its body over `duration_s`, then calls `on_done`.
-
-    The body is written in at most 20 pieces, the first after a pause.
-    """
+    """Writes the head of a response when created and its body over `duration_s`, then calls `on_done`."""
 
     def __init__(
         self,

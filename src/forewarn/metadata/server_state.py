@@ -43,11 +43,7 @@ class OpenConnection(Protocol):
 
 
 class ServerState:
-    """The parts of a server that its connections use, the set of open connections, and their timers.
-
-    `hold_timers` call a connection's `on_hold_timeout`, `idle_timers` its `check_idle`; connections schedule themselves
-    there.
-    """
+    """The parts of a server that its connections use, the set of open connections, and their timers."""
 
     def __init__(
         self,
@@ -117,10 +113,8 @@ class ServerState:
             self._drain_progress.set()
 
     def run_pending(self, pending: PendingResponse, on_done: Callable[[asyncio.Task[FinishResponse]], None]) -> None:
-        """Start a backend call as a task and return at once; when it ends, `on_done` is called with the task.
-
-        It runs to its end even if the client disconnects. Only `drain` cancels it, after its timeout.
-        """
+        """Start a backend call as a task and return at once; when it ends, `on_done` is called with the task."""
+        # It runs to its end even if the client disconnects. Only `drain` cancels it, after its timeout.
         task = self.loop.create_task(pending)
         self._pending_tasks.add(task)
         task.add_done_callback(self._pending_tasks.discard)

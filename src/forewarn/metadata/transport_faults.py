@@ -159,11 +159,9 @@ class VmFaults:
         return replace(rules, unknown_version=UnknownVersionPolicy.NOT_FOUND)
 
     def keeps_refusal(self, refusal: HttpResponse) -> bool:
-        """Return whether to send the error that came from reading the request under `adjusted_rules`.
-
-        False if the 404 for an unknown api-version was due to a fault that could not be consumed: read the request
-        under the normal rules.
-        """
+        """Return whether to send the error that came from reading the request under `adjusted_rules`."""
+        # False if the 404 for an unknown api-version was due to a fault that could not be consumed: read the request
+        # under the normal rules.
         if refusal != version_not_found():
             return True
         fault = self._first_active(FaultKind.UNKNOWN_VERSION_404)

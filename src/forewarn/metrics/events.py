@@ -40,10 +40,7 @@ _OLDEST_STARTED_HELP = "Time since the start of the event that started first and
 
 
 class EventMetrics:
-    """The metrics of events and acts, counted from each commit of the store until `close` is called.
-
-    Counters start at 0 with the process. For events that no document lists, only acts and retries are counted.
-    """
+    """The metrics of events and acts, counted from each commit of the store until `close` is called."""
 
     def __init__(self, registry: CollectorRegistry, store: Store) -> None:
         self._registry = registry

@@ -26,10 +26,7 @@ _REASON_PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
 
 
 def bind_metrics_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, ...]:
-    """Listen on `port` for the owner process and on one port after it per worker; return the sockets.
-
-    If one cannot be bound, none stays bound.
-    """
+    """Listen on `port` for the owner process and on one port after it per worker; return the sockets."""
     sockets: list[socket.socket] = []
     try:
         for number in range(1 + workers):

@@ -55,10 +55,7 @@ WorkerLags = Callable[[], list[tuple[float, float]]]  # per worker: its lag and 
 
 
 class ServiceMetrics:
-    """The Prometheus metrics of the owner process: events, fleet, reconciler, requests, workers, webhooks.
-
-    It counts events from its creation until `close`, and reads the rest when metrics are rendered.
-    """
+    """The Prometheus metrics of the owner process: events, fleet, reconciler, requests, workers, webhooks."""
 
     def __init__(
         self,

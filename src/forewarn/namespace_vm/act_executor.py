@@ -26,11 +26,9 @@ SendMessage = Callable[[JsonMessage], Awaitable[None]]  # to the service; drops 
 
 
 def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
-    """Record every act that a killed supervisor left unfinished as over, so that none stays unfinished.
-
-    The VM died with that supervisor and is about to start again. So most acts count as successes and are not repeated,
-    but the outcome of a shutdown is forgotten: if the service repeats the order, the VM is shut down.
-    """
+    """Record every act that a killed supervisor left unfinished as over, so that none stays unfinished."""
+    # The VM died with that supervisor and is about to start again. So most acts count as successes and are not
+    # repeated, but the outcome of a shutdown is forgotten: if the service repeats the order, the VM is shut down.
     for act, verb in journal.unfinished.items():
         if verb in WIPING_VERBS:
             empty_directory(vm.ephemeral)
@@ -76,12 +74,10 @@ class VmActExecutor:
         }
 
     async def execute(self, order: VmActOrder) -> None:
-        """Start an act in a task and send its progress; the outcome is sent when the act is over.
-
-        An act of a known id is not started again: if it is over, its recorded outcome is sent. An act that does not
-        freeze ends all freezes at once. Its beginning is in the journal before it takes effect. An outcome that cannot
-        be journalled is sent all the same.
-        """
+        """Start an act in a task and send its progress; the outcome is sent when the act is over."""
+        # An act of a known id is not started again: if it is over, its recorded outcome is sent. An act that does not
+        # freeze ends all freezes at once. Its beginning is in the journal before it takes effect. An outcome that
+        # cannot be journalled is sent all the same.
         if await self._answer_if_known(order.act):
             return
         expected_s = order.duration_s if order.verb in FREEZING_VERBS else self._default_duration_s

@@ -27,11 +27,10 @@ class VmActOutcome:
 
 
 class VmActJournal:
-    """The journal of the acts on one VM: which began, and how they ended; durable in the file `path`.
+    """The journal of the acts on one VM: which began, and how they ended; durable in the file `path`."""
 
-    Opening it rewrites the file with all unfinished acts and the latest 256 outcomes, without the outcomes of shutdowns
-    by an earlier process, because the VM starts again. Only one process may have it open.
-    """
+    # Opening it rewrites the file with all unfinished acts and the latest 256 outcomes, without the outcomes of
+    # shutdowns by an earlier process, because the VM starts again. Only one process may have it open.
 
     def __init__(self, path: Path) -> None:
         self._begun: dict[str, str] = {}

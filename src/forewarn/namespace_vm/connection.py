@@ -15,10 +15,7 @@ _READ_BYTES = 65536
 
 
 class ServiceConnection:
-    """A supervisor's open connection to the service, over the unix socket in the data directory.
-
-    It is bound to no event loop, so it can be used after a fork.
-    """
+    """A supervisor's open connection to the service, over the unix socket in the data directory."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -17,10 +17,9 @@ _TAIL_BYTES = 4096
 
 
 class OutputLog:
-    """Copies the output of a VM's program from a pipe to a file, and keeps the end of it in memory.
+    """Copies the output of a VM's program from a pipe to a file, and keeps the end of it in memory."""
 
-    Output that cannot be written, as on a full disk, is dropped: the program must not wait for it.
-    """
+    # Output that cannot be written, as on a full disk, is dropped: the program must not wait for it.
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._path = path

@@ -51,10 +51,7 @@ class Terminal:
         self._modes = termios.tcgetattr(_STDIN)
 
     def suspend(self) -> None:
-        """Stop together with the program, as one job of the user's shell, until the shell continues the job.
-
-        If the job continues in the foreground, the program gets the terminal back, with its modes.
-        """
+        """Stop together with the program, as one job of the user's shell, until the shell continues the job."""
         program, modes = os.tcgetpgrp(_STDIN), termios.tcgetattr(_STDIN)
         self.restore()
         os.killpg(os.getpgrp(), signal.SIGTSTP)  # a shell with job control continues it; without one nothing stops

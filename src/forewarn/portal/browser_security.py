@@ -38,10 +38,7 @@ def require_csrf_token(
 
 
 def require_same_origin(headers: Mapping[str, str]) -> None:
-    """Raise Forbidden if the headers Sec-Fetch-Site or Origin say that another origin sent the request.
-
-    A header that is missing is not checked.
-    """
+    """Raise Forbidden if the headers Sec-Fetch-Site or Origin say that another origin sent the request."""
     if headers.get("sec-fetch-site", "none") not in _TRUSTED_FETCH_SITES:
         raise Forbidden(_CROSS_ORIGIN_MESSAGE)
     origin = headers.get("origin")
@@ -62,10 +59,9 @@ _SIGN_IN_OR_OUT = f"{PORTAL_PREFIX}/sign-"  # never a redirect target
 
 
 def safe_redirect_path(to: str) -> str:
-    """Return `to` if it is a path of the portal, with or without a query; else `/portal/`, the overview.
-
-    Browsers read a backslash as a slash and drop line breaks, so only printable ASCII without backslashes is accepted.
-    """
+    """Return `to` if it is a path of the portal, with or without a query; else `/portal/`, the overview."""
+    # Browsers read a backslash as a slash and drop line breaks, so only printable ASCII without backslashes is
+    # accepted.
     is_portal_path = to == PORTAL_PREFIX or to.startswith((PORTAL_HOME, f"{PORTAL_PREFIX}?"))
     is_plain = to.isascii() and to.isprintable() and "\\" not in to
     return to if is_portal_path and is_plain and not to.startswith(_SIGN_IN_OR_OUT) else PORTAL_HOME

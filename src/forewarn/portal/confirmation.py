@@ -30,10 +30,7 @@ ResultFuture = asyncio.Future[str]
 
 
 class IdempotencyKeys:
-    """Keys of confirmation pages, so that a button pressed twice submits once; at most 300 per user.
-
-    The keys are in memory only: after a restart, all are unknown.
-    """
+    """Keys of confirmation pages, so that a button pressed twice submits once; at most 300 per user."""
 
     def __init__(self) -> None:
         # Principal id → key → the result; None until the action runs.
@@ -53,11 +50,9 @@ class IdempotencyKeys:
         return key in self._keys.get(principal_id, ())
 
     async def run_once(self, principal_id: str, key: str, action: Callable[[], Awaitable[str]]) -> str:
-        """Run `action` for the first call with this key; later calls wait for it and return its result.
-
-        If the action raises, the first call and all waiting calls raise the same error, and the key becomes unknown. An
-        unknown key counts as a new one: check `is_known` first.
-        """
+        """Run `action` for the first call with this key; later calls wait for it and return its result."""
+        # If the action raises, the first call and all waiting calls raise the same error, and the key becomes unknown.
+        # An unknown key counts as a new one: check `is_known` first.
         keys = self._keys[principal_id]
         if (result := keys.get(key)) is not None:
             return await asyncio.shield(result)

@@ -145,10 +145,7 @@ _VMS_PER_PAGE = 15
 
 
 class EventVmView(BaseView, frozen=True, kw_only=True):
-    """One VM of an event: when it received the event, and what was done to it. Field names are JSON keys.
-
-    Times are lab time.
-    """
+    """One VM of an event: when it received the event, and what was done to it. Field names are JSON keys."""
 
     name: str  # of the VM; its key if the name is not known any more
     key: str  # of the VM

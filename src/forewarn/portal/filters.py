@@ -45,10 +45,7 @@ class FilterProblem(BaseView, frozen=True, kw_only=True):
 
 
 class UnknownFilter(Rejected):
-    """The value of a filter of a page does not exist, or is ambiguous.
-
-    The page is then shown without this filter, with the problem; an export fails with `reason`.
-    """
+    """The value of a filter of a page does not exist, or is ambiguous."""
 
     def __init__(self, parameter: str, value: str, reason: Rejected, choices: Iterable[FilterChoice] = ()) -> None:
         super().__init__(str(reason))

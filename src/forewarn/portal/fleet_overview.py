@@ -184,10 +184,8 @@ class FleetOverview:
         await asyncio.shield(self._build_task)
 
     def changes_in(self, commit: Commit) -> Sequence[VmStateChange]:
-        """Return key and new state of each VM whose state or block a commit changed; GONE for removed VMs.
-
-        Call it only in a subscriber of the store, for the commit being published; several subscribers may call it.
-        """
+        """Return key and new state of each VM whose state or block a commit changed; GONE for removed VMs."""
+        # Call it only in a subscriber of the store, for the commit being published; several subscribers may call it.
         if self._last_commit is not commit:
             self._last_commit, self._last_changes = commit, self._apply_commit(commit)
         return self._last_changes

@@ -387,9 +387,7 @@ class DoneMessageQuery(StrictBody, frozen=True, kw_only=True):
 
 
 def done_message(query: DoneMessageQuery) -> str:
-    """Return the done message of the form that led to a page, such as `Fault set.`; "" for none.
-
-    The query contains only the form's name, so that a link cannot make the page show any other text.
-    """
+    """Return the done message of the form that led to a page, such as `Fault set.`; "" for none."""
+    # The query contains only the form's name, so that a link cannot make the page show any other text.
     form = FORMS.get(query.done)
     return form.done_message if form is not None else ""

@@ -51,10 +51,7 @@ _ENTRIES_WITH_ACTOR = frozenset(
 
 
 class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the history page: entries that match all of `vm`, `event`, `request` and `scope`.
-
-    `after` and `before` are sequence numbers, both excluded; with neither (None) it shows the newest entries.
-    """
+    """The query of the history page: entries that match all of `vm`, `event`, `request` and `scope`."""
 
     vm: str = ""  # a name, `group/name` or key, also of a removed VM; "": any, as in the next three
     event: str = ""  # an id or its beginning, of four characters or more
@@ -66,10 +63,7 @@ class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
 
 
 class HistoryPage(BaseView, frozen=True, kw_only=True):
-    """One page of the history. Field names are JSON keys.
-
-    `older` and `newer` are sequence numbers for the links to more entries.
-    """
+    """One page of the history. Field names are JSON keys."""
 
     now: float  # lab time
     entries: tuple[HistoryEntryView, ...]  # newest first

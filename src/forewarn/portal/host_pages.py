@@ -87,11 +87,7 @@ class HostVmView(BaseView, frozen=True, kw_only=True):
 
 
 class HostPage(BaseView, frozen=True, kw_only=True):
-    """The page of one host. Field names are JSON keys.
-
-    `events` and `over` are events about the host, with an act from or to it, or scheduled for a VM on it, as far as the
-    user may see them.
-    """
+    """The page of one host. Field names are JSON keys."""
 
     name: str  # of the host
     location: str  # its name

@@ -27,10 +27,7 @@ _CSV_COLUMNS = ("fault", "kind", "strikes", "for", "set_by", "set_at", "left", "
 
 
 class DueItem(BaseView, frozen=True, kw_only=True):
-    """Something that happens next when lab time advances: a notice ends, or a storm sets a fault.
-
-    If there are too many events to search, one item without an event stands for the next of them.
-    """
+    """Something that happens next when lab time advances: a notice ends, or a storm sets a fault."""
 
     at: float  # lab time
     text: str  # what happens, as a clause

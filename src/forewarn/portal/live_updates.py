@@ -51,10 +51,7 @@ class PendingUpdates:
 
 
 class LiveSubscriber:
-    """One open page with its pending updates, which are bounded for a page that reads slowly.
-
-    The hub adds updates and closes it, and the page's stream takes the updates with `wait`.
-    """
+    """One open page with its pending updates, which are bounded for a page that reads slowly."""
 
     def __init__(self, principal_id: str) -> None:
         self.principal_id = principal_id
@@ -198,10 +195,8 @@ class LiveUpdateHub:
                 self._stop()
 
     def changes_since(self, after: int) -> ChangeBatch | None:
-        """Return the changes after the history entry of number `after`, for a page that missed them.
-
-        None if the page has to reload everything: it missed too much, or entries were pruned.
-        """
+        """Return the changes after the history entry of number `after`, for a page that missed them."""
+        # None if the page has to reload everything: it missed too much, or entries were pruned.
         last = self._store.last_seq()
         if not 0 <= last - after <= MAX_MISSED_ENTRIES:
             return None

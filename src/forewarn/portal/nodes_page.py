@@ -40,10 +40,7 @@ class NodesPageQuery(StrictBody, frozen=True, kw_only=True):
 
 
 class NodesPage(BaseView, frozen=True, kw_only=True):
-    """The page of nodes: control nodes, and one page of the host nodes that match. Names are JSON keys.
-
-    `control` is empty for a service without other control nodes, `hosts` for one without a bus.
-    """
+    """The page of nodes: control nodes, and one page of the host nodes that match. Names are JSON keys."""
 
     now: float  # lab time
     is_cluster: bool  # False: the service runs alone on this machine

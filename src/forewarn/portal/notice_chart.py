@@ -46,10 +46,7 @@ class ScaleLine(BaseView, frozen=True, kw_only=True):
 
 
 class ColumnMarks(BaseView, frozen=True, kw_only=True):
-    """What the notice charts draw for one column, with positions and the text of its tooltip.
-
-    x and widths are percent of the chart's width; y and heights are pixels, y from the top.
-    """
+    """What the notice charts draw for one column, with positions and the text of its tooltip."""
 
     x: float  # of its left edge, percent of the width
     width: float  # percent of the width

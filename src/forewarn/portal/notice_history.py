@@ -96,11 +96,10 @@ ScopeFilter = Callable[[str], bool]  # whether the user may see the scope with t
 
 
 class NoticeHistory:
-    """The notice of the events that started in the last seven days, summed in steps of five minutes.
+    """The notice of the events that started in the last seven days, summed in steps of five minutes."""
 
-    The last 20,000 events are also kept one by one, for users who may not see all of them. `complete_since` is the lab
-    time from which on every start is added.
-    """
+    # The last 20,000 events are also kept one by one, for users who may not see all of them. `complete_since` is the
+    # lab time from which on every start is added.
 
     def __init__(self, complete_since: float | None = None) -> None:
         self._complete_since = None if complete_since is None else _next_step(complete_since)

@@ -23,11 +23,7 @@ ChangedScopes = frozenset[str] | None  # ids of scopes in which a VM started or 
 
 
 class PollingMonitor:
-    """Notes the scopes in which VMs start or stop polling for events, from `start` on, for open pages.
-
-    A VM that sends no poll for a minute has stopped. After `stop` the monitor notices only starts, and IDLE_GRACE_S
-    real seconds later it forgets everything.
-    """
+    """Notes the scopes in which VMs start or stop polling for events, from `start` on, for open pages."""
 
     def __init__(self, dependencies: Dependencies, on_change: Callable[[], None]) -> None:
         self._dependencies = dependencies

@@ -39,12 +39,11 @@ _NO_EVENT = "no event"  # in place of a tally field: of a VM that waits, and no 
 
 
 class RolloutTracker:
-    """The progress of one open rollout: its tally, and whether it stalls.
+    """The progress of one open rollout: its tally, and whether it stalls."""
 
-    A RolloutIndex makes and changes it. `request` is the rollout's request as of the last commit; `serving` knows what
-    all rollouts do to VMs. The VMs of the rollout are counted host by host when the tracker is new: until that is done,
-    it has fewer VMs than the rollout.
-    """
+    # A RolloutIndex makes and changes it. `request` is the rollout's request as of the last commit; `serving` knows
+    # what all rollouts do to VMs. The VMs of the rollout are counted host by host when the tracker is new: until that
+    # is done, it has fewer VMs than the rollout.
 
     def __init__(self, request: MaintenanceRequest, serving: ServingEvents) -> None:
         self.request = request

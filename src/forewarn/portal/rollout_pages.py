@@ -131,10 +131,9 @@ class RolloutBatchView(BaseView, frozen=True, kw_only=True):
 
 
 class WaitingDomain(BaseView, frozen=True, kw_only=True):
-    """The VMs of a rollout in one update domain that have no event yet, or need a new one.
+    """The VMs of a rollout in one update domain that have no event yet, or need a new one."""
 
-    The update domains of this number of all scopes are taken together.
-    """
+    # The update domains of this number of all scopes are taken together.
 
     number: int  # of the update domain
     vms: int  # how many VMs wait

@@ -62,10 +62,8 @@ class ServingEvents:
                     self._drop(vm, event_id)
 
     def on_event(self, event: Event) -> Iterator[VmInScope]:
-        """Take in an event that was published or changed, and yield its VMs; none if its rollout is unknown.
-
-        This is a generator: only what is iterated over is taken in.
-        """
+        """Take in an event that was published or changed, and yield its VMs; none if its rollout is unknown."""
+        # This is a generator: only what is iterated over is taken in.
         request = self._requests.get(event.request_id)
         if request is None or request.rollout is None or request.rollout.cause is not event.cause:
             return

@@ -28,10 +28,9 @@ _TENANT_ID_LENGTH = 8
 
 
 class ServiceCookie:
-    """A cookie of this service: HttpOnly and SameSite=Strict; over TLS also Secure and bound to this host.
+    """A cookie of this service: HttpOnly and SameSite=Strict; over TLS also Secure and bound to this host."""
 
-    Its name has a part of the tenant id, so that two services on one machine do not overwrite each other's cookies.
-    """
+    # Its name has a part of the tenant id, so that two services on one machine do not overwrite each other's cookies.
 
     def __init__(self, name: str, tenant_id: str, *, max_age_s: int) -> None:
         self._name = f"{name}-{tenant_id[:_TENANT_ID_LENGTH]}"
@@ -74,10 +73,9 @@ _SIGNED_OUT_MESSAGE = "this session was signed out: sign in again"
 
 
 class SessionManager:
-    """Starts, resolves and ends portal sessions, which are signed cookies, valid for 12 hours (real time).
+    """Starts, resolves and ends portal sessions, which are signed cookies, valid for 12 hours (real time)."""
 
-    Only ended sessions are stored. Each request resolves the user's rights anew, so that a revocation counts at once.
-    """
+    # Only ended sessions are stored. Each request resolves the user's rights anew, so that a revocation counts at once.
 
     def __init__(self, *, dependencies: Dependencies, sign_in: TokenService, sessions: SessionIssuer) -> None:
         self.dependencies = dependencies
@@ -106,10 +104,7 @@ class SessionManager:
         self._cookie.write(request, response, text)
 
     async def end_session(self, request: Request, response: Response) -> None:
-        """Sign out: clear the cookie, and store that the session ended, so that a copy of it is worthless.
-
-        If the end cannot be stored, this session goes on.
-        """
+        """Sign out: clear the cookie, and store that the session ended, so that a copy of it is worthless."""
         session = self._read_session(self._cookie.read(request))
         async with self._ended_sessions_lock:
             ended = self._ended_sessions.with_session(session, self.dependencies.real_time())
@@ -118,10 +113,7 @@ class SessionManager:
         self.clear_cookie(request, response)
 
     def clear_cookie(self, request: Request, response: Response) -> None:
-        """Make the browser delete the session cookie.
-
-        Does not end the session: a copy of the cookie stays valid until it expires; see `end_session`.
-        """
+        """Make the browser delete the session cookie."""
         self._cookie.clear(request, response)
 
     def _read_session(self, text: str) -> PortalSession:

@@ -24,10 +24,7 @@ from forewarn.web.views import BaseView
 
 
 class EventStatusCard(BaseView, frozen=True, kw_only=True):
-    """An event on a status card: its state, what it waits for, and the forms that the user may submit.
-
-    Field names are JSON keys; times are lab time.
-    """
+    """An event on a status card: its state, what it waits for, and the forms that the user may submit."""
 
     id: str  # of the event
     title: str  # kind and VMs, such as `Reboot of web-0`

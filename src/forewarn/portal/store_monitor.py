@@ -36,10 +36,7 @@ NOT_WRITABLE = StoreHealth(
 
 
 class StoreHealthMonitor:
-    """Checks that the store accepts writes, and calls `on_change` with the new health when that changes.
-
-    It checks only while `run` runs, by writing a small value to the store every few seconds of real time.
-    """
+    """Checks that the store accepts writes, and calls `on_change` with the new health when that changes."""
 
     def __init__(self, store: Store, on_change: Callable[[StoreHealth], None]) -> None:
         self._store = store

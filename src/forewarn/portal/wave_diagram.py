@@ -20,11 +20,10 @@ _LEAST_WIDTH = 0.4  # percent of the diagram, so that a part of seconds can be s
 
 
 class DiagramPart(BaseView, frozen=True, kw_only=True):
-    """A part of a wave's bar in the diagram of a rollout's waves.
+    """A part of a wave's bar in the diagram of a rollout's waves."""
 
-    The parts are notice (until the first start), performing (until the last end) and settling. A part whose end is not
-    known yet ends at the current time.
-    """
+    # The parts are notice (until the first start), performing (until the last end) and settling. A part whose end is
+    # not known yet ends at the current time.
 
     what: str  # notice, performing or settling
     x: float  # where it begins, in percent of the width
@@ -89,10 +88,7 @@ def diagram_of_plan(waves: Sequence[PlannedWave], now: float) -> WaveDiagram | N
 
 
 def diagram_of_rollout(rollout: Rollout, forecast: RolloutForecast, now: float) -> WaveDiagram | None:
-    """Return the diagram of a started rollout; None if it has only one wave, which does not settle.
-
-    `forecast` has the times so far and the expected ones. Waves to come are left out if they have no VMs.
-    """
+    """Return the diagram of a started rollout; None if it has only one wave, which does not settle."""
     specs = wave_specs(rollout)
     if len(specs) == 1 and not rollout.settle_s:
         return None

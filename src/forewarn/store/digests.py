@@ -28,10 +28,7 @@ _INEXACT = {scopes.name: scopes.columns.keys().index("last_request_at")}
 
 
 class TableDigest(NamedTuple):
-    """The number of rows of a table, and a digest of their contents that does not depend on their order.
-
-    Two tables with equal digests have the same rows, except for `last_request_at` of scopes, which is left out.
-    """
+    """The number of rows of a table, and a digest of their contents that does not depend on their order."""
 
     rows: int  # how many there are
     digest: str  # hexadecimal

@@ -52,10 +52,7 @@ class StoreCounts(NamedTuple):
 
 
 class GatedEvents(NamedTuple):
-    """The events that wait behind some gates, as `Store.events_behind_gates` returns them.
-
-    A gate starts the events of several scopes on one host together, once all of them are published and ready.
-    """
+    """The events that wait behind some gates, as `Store.events_behind_gates` returns them."""
 
     scheduled: list[Event]  # published and not started, oldest first
     gates_with_planned: set[str]  # ids of those of the gates that have planned events, which are not published yet

@@ -127,10 +127,7 @@ class HeldLease:
             thread.start()
 
     def renewed(self, sent_at: float) -> None:
-        """Count a call that has renewed the lease, such as a commit: the lease lasts LEASE_S from `sent_at`.
-
-        `sent_at` is the monotonic time before the call was sent.
-        """
+        """Count a call that has renewed the lease, such as a commit: the lease lasts LEASE_S from `sent_at`."""
         with self._lock:
             self._sent_at = max(self._sent_at, sent_at)
             self._failure = ""

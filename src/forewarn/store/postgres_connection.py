@@ -117,11 +117,9 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
 
     @contextmanager
     def sending_together(self) -> Iterator[None]:
-        """Send the statements that the `with` block queues in a pipeline at its end, in few packets.
-
-        Otherwise the driver sends each statement at once, and each time the system wakes the server. Wait for no answer
-        within the block.
-        """
+        """Send the statements that the `with` block queues in a pipeline at its end, in few packets."""
+        # Otherwise the driver sends each statement at once, and each time the system wakes the server. Wait for no
+        # answer within the block.
         if not _CORK:
             yield
             return
@@ -258,12 +256,10 @@ def failure_reason(url: str, error: psycopg.Error) -> str:
 
 
 def transaction_settings(lock_s: float, idle_s: float) -> str:
-    """Return SQL that limits lock waits and idle time (seconds) in the rest of a transaction.
-
-    After `idle_s` without a statement the server ends the session, so that a node that vanishes within a transaction
-    does not keep the lease locked. Only the transaction has these settings, because a pooler may give the next one to
-    another server process.
-    """
+    """Return SQL that limits lock waits and idle time (seconds) in the rest of a transaction."""
+    # After `idle_s` without a statement the server ends the session, so that a node that vanishes within a transaction
+    # does not keep the lease locked. Only the transaction has these settings, because a pooler may give the next one to
+    # another server process.
     return (
         f"SELECT set_config('lock_timeout', '{lock_s * 1000:.0f}', true), "
         f"set_config('idle_in_transaction_session_timeout', '{idle_s * 1000:.0f}', true)"

@@ -123,10 +123,7 @@ def _slice(before: float) -> dict[str, float]:
 
 
 def release_pages(db: sqlite3.Connection) -> int:
-    """Give up to 1000 free pages of 4 KiB of the database back; return how many, 0 if none is free.
-
-    Call it in a transaction, and again until it returns 0. Needs auto_vacuum = INCREMENTAL.
-    """
+    """Give up to 1000 free pages of 4 KiB of the database back; return how many, 0 if none is free."""
     free = _free_pages(db)
     for _ in range(min(free, _PAGES_PER_TRANSACTION)):
         db.execute("PRAGMA incremental_vacuum(1)")  # Python ends the statement after one page, for any number

@@ -224,11 +224,9 @@ def planned_by(by: EqualColumns) -> str:
 
 @cache
 def history_by(by: EqualColumns, backwards: bool) -> str:
-    """Return SQL for history entries (`body`, `seq`) whose columns `by` equal parameters of these names.
-
-    It also takes the parameters `after`, `before` (sequence numbers, both excluded) and `limit`; all are needed, and
-    None would match nothing.
-    """
+    """Return SQL for history entries (`body`, `seq`) whose columns `by` equal parameters of these names."""
+    # It also takes the parameters `after`, `before` (sequence numbers, both excluded) and `limit`; all are needed, and
+    # None would match nothing.
     seq = history.c.seq
     query = select(history.c.body, seq).where(
         seq > bindparam("after"), seq < bindparam("before"), *_equal_conditions(history, by)

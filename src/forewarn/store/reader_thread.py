@@ -21,10 +21,7 @@ T = TypeVar("T")
 
 
 class ReaderThread:
-    """A thread that reads the store's file at `path`, one read after the other; the first read starts it.
-
-    `check` runs before each read, on the thread, and raises if the file was replaced.
-    """
+    """A thread that reads the store's file at `path`, one read after the other; the first read starts it."""
 
     def __init__(self, path: Path, check: Callable[[], None]) -> None:
         self._path = path

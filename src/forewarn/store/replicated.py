@@ -52,11 +52,10 @@ class LeaseGuard(Protocol):
 
 
 class RecordReplication(GroupReplication):
-    """Commits the changed rows of each group of writes to the record, before the copy is committed.
+    """Commits the changed rows of each group of writes to the record, before the copy is committed."""
 
-    `on_stop` is called, once, on the writer's thread, if this process must end (MustStop); from then on every write
-    raises that error. A group without changed rows of replicated tables is committed to the copy alone.
-    """
+    # `on_stop` is called, once, on the writer's thread, if this process must end (MustStop); from then on every write
+    # raises that error. A group without changed rows of replicated tables is committed to the copy alone.
 
     def __init__(
         self,
@@ -96,11 +95,9 @@ class RecordReplication(GroupReplication):
         self._capture.reset()
 
     def commit(self) -> None:
-        """Commit the rows that have changed since `begin` to the record, if there are any; blocks.
-
-        Also writes the new position to the copy, whose transaction the caller commits. If the answer is lost, waits
-        until the record says whether it has the group.
-        """
+        """Commit the rows that have changed since `begin` to the record, if there are any; blocks."""
+        # Also writes the new position to the copy, whose transaction the caller commits. If the answer is lost, waits
+        # until the record says whether it has the group.
         changes = self._capture.changes()
         if not changes:
             return
@@ -236,19 +233,14 @@ class ReplicatedStore(SqliteStore):
         return self._replication.position.number
 
     async def close(self) -> None:
-        """Finish the writes under way, and close the copy; may be called again. Does not release the lease.
-
-        Waits as long as it is unknown whether the record has a write: `abandon` ends the wait. The next start finds the
-        write in the log.
-        """
+        """Finish the writes under way, and close the copy; may be called again. Does not release the lease."""
+        # Waits as long as it is unknown whether the record has a write: `abandon` ends the wait. The next start finds
+        # the write in the log.
         try:
             await super().close()
         finally:
             self._record.close()
 
     def abandon(self) -> None:
-        """Keep `close` from waiting for a record that does not answer. Returns at once; for any thread.
-
-        Call it only for a store that is about to be closed.
-        """
+        """Keep `close` from waiting for a record that does not answer. Returns at once; for any thread."""
         self._replication.close()

@@ -97,21 +97,18 @@ def delete_sql(table: str, placeholder: str) -> str:
 
 
 class ChangesByTable(NamedTuple):
-    """Changes of rows, grouped for SQL statements.
+    """Changes of rows, grouped for SQL statements."""
 
-    Apply deletes first: a row may have the unique name of one that was deleted in the same group.
-    """
+    # Apply deletes first: a row may have the unique name of one that was deleted in the same group.
 
     deletes: dict[str, list[SqlValues]]  # table → keys
     upserts: dict[tuple[str, int], list[SqlValues]]  # table and number of columns → rows
 
 
 def group_changes(changes: Iterable[RowChange]) -> ChangesByTable:
-    """Return changes by their table, and rows also by their width, each in the order of the changes.
-
-    Of several rows of a table with the same key and width only the last one is there: PostgreSQL refuses a statement
-    that writes a row twice.
-    """
+    """Return changes by their table, and rows also by their width, each in the order of the changes."""
+    # Of several rows of a table with the same key and width only the last one is there: PostgreSQL refuses a statement
+    # that writes a row twice.
     deletes: defaultdict[str, list[SqlValues]] = defaultdict(list)
     upserts: defaultdict[tuple[str, int], dict[SqlValues, SqlValues]] = defaultdict(dict)  # → the row of each key
     for change in changes:
@@ -132,10 +129,8 @@ def apply_changes(db: sqlite3.Connection, changes: Iterable[RowChange]) -> None:
 
 
 def set_last_seq(db: sqlite3.Connection, seq: int) -> None:
-    """Let the history of a copy continue after `seq`, if it is not ahead of that; the caller commits.
-
-    The entries up to there may have been pruned, and a number must never be used twice.
-    """
+    """Let the history of a copy continue after `seq`, if it is not ahead of that; the caller commits."""
+    # The entries up to there may have been pruned, and a number must never be used twice.
     updated = db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'history'", (seq,))
     if updated.rowcount == 0:
         db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('history', ?)", (seq,))

@@ -64,11 +64,9 @@ class ScopeCache:
                     self._vms.pop(vm.key, None)
 
     def on_commit(self, commit: Commit) -> None:
-        """Update cached scopes with a commit. Called for every commit, in order; it caches no further scope.
-
-        Its scopes have the versions from before. A VM that is not cached in its scope empties the cache, because it may
-        have left any of them.
-        """
+        """Update cached scopes with a commit. Called for every commit, in order; it caches no further scope."""
+        # Its scopes have the versions from before. A VM that is not cached in its scope empties the cache, because it
+        # may have left any of them.
         if commit.vms and not all(map(self._is_in_known_scope, commit.vms)):
             self._clear()  # a new or moved VM may have been in any scope
         vms, events = _group_by_scope(commit.vms), _group_by_scope(commit.events)

@@ -46,10 +46,8 @@ def connect_writer(path: Path) -> sqlite3.Connection:
 
 
 def connect_copy_writer(path: Path) -> sqlite3.Connection:
-    """Open the connection that writes a copy of a record: WAL, synced only now and then.
-
-    After a loss of power the copy is intact, but may be some groups behind; the log of the record has them.
-    """
+    """Open the connection that writes a copy of a record: WAL, synced only now and then."""
+    # After a loss of power the copy is intact, but may be some groups behind; the log of the record has them.
     return _connect_with_pragmas(path, "synchronous = NORMAL", *_WRITER_PRAGMAS)
 
 
@@ -76,10 +74,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 
 
 def prepare_store_file(path: Path, *, as_copy: bool = False) -> None:
-    """Create the store if it is missing or empty, or migrate it to the newest revision; durable on return.
-
-    A store that was moved to a record or, unless `as_copy`, is a copy of one is refused, and only migrated.
-    """
+    """Create the store if it is missing or empty, or migrate it to the newest revision; durable on return."""
     with file_errors_as_unavailable(path, "opened"):
         if read_revision(path) != REVISION:
             migrate_store_file(path)

@@ -68,10 +68,7 @@ class _DisplacedDuringWrite(StoreFileDisplaced):
 
 
 class GroupReplication(Protocol):
-    """Commits each group of writes to a record (PostgreSQL) before the copy is committed.
-
-    The writer thread of the copy calls `begin`, `commit` and `copied` for each group, or `failed` after an error.
-    """
+    """Commits each group of writes to a record (PostgreSQL) before the copy is committed."""
 
     @property
     def number(self) -> int:

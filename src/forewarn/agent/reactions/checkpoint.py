@@ -34,10 +34,9 @@ class CheckpointOptions:
 
 
 class CheckpointReaction:
-    """The reaction `checkpoint`: saves a checkpoint with a user's command, and restores it with another.
+    """The reaction `checkpoint`: saves a checkpoint with a user's command, and restores it with another."""
 
-    It notes a finished save in the step's folder, so that half a checkpoint is never restored.
-    """
+    # It notes a finished save in the step's folder, so that half a checkpoint is never restored.
 
     def __init__(self, options: CheckpointOptions) -> None:
         self._options = options

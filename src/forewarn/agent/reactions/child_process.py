@@ -37,12 +37,10 @@ _NO_VARIABLES: Mapping[str, str] = {}
 async def run_command(
     command: CommandLine, context: StepContext, *, log: str = "", variables: Mapping[str, str] = _NO_VARIABLES
 ) -> StepOutcome:
-    """Run a command for a step and wait for it; the outcome is a success if its exit status is 0.
-
-    It first ends what an earlier command in the step's folder left running. The command is ended, with its children,
-    when the call is cancelled or shortly before the step's time is over; if it exits by itself, its background
-    processes stay.
-    """
+    """Run a command for a step and wait for it; the outcome is a success if its exit status is 0."""
+    # It first ends what an earlier command in the step's folder left running. The command is ended, with its children,
+    # when the call is cancelled or shortly before the step's time is over; if it exits by itself, its background
+    # processes stay.
     log = log or context.phase
     try:
         status = await exit_status_of(command, context, log=log, variables=variables)

@@ -126,10 +126,9 @@ class DrainHaproxyOptions:
 
 
 class DrainHaproxyReaction:
-    """The reaction `drain-haproxy`: sets servers of HAProxy to drain, so that they get no new sessions.
+    """The reaction `drain-haproxy`: sets servers of HAProxy to drain, so that they get no new sessions."""
 
-    Before it acts it notes which servers were ready, and its undo sets only those back to ready.
-    """
+    # Before it acts it notes which servers were ready, and its undo sets only those back to ready.
 
     def __init__(self, options: DrainHaproxyOptions) -> None:
         self._options = options

@@ -55,10 +55,7 @@ def _impact_text(event: Event) -> str:
 
 
 def event_facts(context: StepContext) -> dict[str, object]:
-    """Return the event as a JSON object: its document's fields, and the agent's `Vm`, `Step` and `Phase`.
-
-    The status is the last that the agent saw, even in the undo phase.
-    """
+    """Return the event as a JSON object: its document's fields, and the agent's `Vm`, `Step` and `Phase`."""
     event = context.event
     return dict(event.raw) | {
         "EventId": event.id,
@@ -76,10 +73,8 @@ def event_facts(context: StepContext) -> dict[str, object]:
 
 
 def event_variables(context: StepContext) -> dict[str, str]:
-    """Return event, VM, step and phase as environment variables FOREWARN_*, by name; "" if unknown.
-
-    The values are not sanitized for an environment: a server may send anything.
-    """
+    """Return event, VM, step and phase as environment variables FOREWARN_*, by name; "" if unknown."""
+    # The values are not sanitized for an environment: a server may send anything.
     event = context.event
     return {
         "FOREWARN_EVENT_ID": event.id,
@@ -113,11 +108,9 @@ def fill_url(url: str, context: StepContext) -> str:
 
 
 def fill_body(body: object, context: StepContext) -> bytes:
-    """Return the bytes of a request body, with placeholders replaced by values.
-
-    A string is sent as text, and the values in it are not escaped; any other value is sent as JSON. Check it with
-    `check_placeholders` before.
-    """
+    """Return the bytes of a request body, with placeholders replaced by values."""
+    # A string is sent as text, and the values in it are not escaped; any other value is sent as JSON. Check it with
+    # `check_placeholders` before.
     if isinstance(body, str):
         return Template(body).substitute(_placeholder_values(context)).encode()
     return json.dumps(_fill(body, _placeholder_values(context))).encode()

@@ -138,10 +138,10 @@ class FailoverPatroniOptions:
 
 
 class FailoverPatroniReaction:
-    """The reaction `failover-patroni`: hands the leadership of a Patroni cluster over if this node has it.
+    """The reaction `failover-patroni`: hands the leadership of a Patroni cluster over if this node has it."""
 
-    It first notes that this node leads. Its undo takes leadership back only after such a note, and only if configured.
-    """
+    # It first notes that this node leads. Its undo takes leadership back only after such a note, and only if
+    # configured.
 
     def __init__(self, options: FailoverPatroniOptions) -> None:
         self._options = options

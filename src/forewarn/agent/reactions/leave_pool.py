@@ -137,10 +137,9 @@ class LeavePoolOptions:
 
 
 class LeavePoolReaction:
-    """The reaction `leave-pool`: takes the VM out of a load balancer's pool by HTTP calls, and back.
+    """The reaction `leave-pool`: takes the VM out of a load balancer's pool by HTTP calls, and back."""
 
-    Its undo sends the `back` call whenever leaving was tried, even if that failed.
-    """
+    # Its undo sends the `back` call whenever leaving was tried, even if that failed.
 
     def __init__(self, options: LeavePoolOptions) -> None:
         self._options = options

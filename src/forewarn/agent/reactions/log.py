@@ -49,7 +49,6 @@ class LogReaction:
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Always return None: the reaction cannot tell whether the line was written."""
         return None
 
 

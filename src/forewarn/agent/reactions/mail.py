@@ -193,7 +193,6 @@ class MailReaction:
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Always return None: the reaction cannot tell whether the mail was sent."""
         return None
 
 

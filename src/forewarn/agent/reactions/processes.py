@@ -61,10 +61,8 @@ def other_processes() -> Iterator[ProcessInfo]:
 
 
 def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
-    """Return the process whose pid is the first word of the file; None if it has ended.
-
-    None also if it began after the file was written (the pid was reused), and for this process and pid 1.
-    """
+    """Return the process whose pid is the first word of the file; None if it has ended."""
+    # None also if it began after the file was written (the pid was reused), and for this process and pid 1.
     try:
         pid = int(pid_file.read_text(encoding="ascii").split()[0])
         written_at = pid_file.stat().st_mtime
@@ -98,11 +96,9 @@ def remaining_processes(targets: Iterable[ProcessInfo]) -> list[ProcessInfo]:
 
 
 def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
-    """Send a signal to the whole process group if the target leads one, else only to the target.
-
-    A group is signalled as long as it has members, even if its leader has ended; in this process's own group, only the
-    target is signalled.
-    """
+    """Send a signal to the whole process group if the target leads one, else only to the target."""
+    # A group is signalled as long as it has members, even if its leader has ended; in this process's own group, only
+    # the target is signalled.
     if _is_pid_reused(target):
         return
     with suppress(ProcessLookupError):
@@ -113,10 +109,7 @@ def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
 
 
 async def signal_and_wait(targets: Iterable[ProcessInfo], number: signal.Signals, timeout_s: float) -> bool:
-    """Signal processes and the groups that they lead, and wait up to `timeout_s` seconds for their end.
-
-    PermissionError comes at the first target that may not be signalled; later targets are then not signalled.
-    """
+    """Signal processes and the groups that they lead, and wait up to `timeout_s` seconds for their end."""
     target_list = list(targets)
     for target in target_list:
         send_signal(target, number)

@@ -47,10 +47,10 @@ class ReadinessOptions:
 
 
 class ReadinessReaction:
-    """The reaction `readiness`: marks the VM as not ready with a file, and waits for connections to end.
+    """The reaction `readiness`: marks the VM as not ready with a file, and waits for connections to end."""
 
-    A file that existed before belongs to someone else, and stays. The page /ready computes its answer from the journal.
-    """
+    # A file that existed before belongs to someone else, and stays. The page /ready computes its answer from the
+    # journal.
 
     def __init__(self, options: ReadinessOptions) -> None:
         self._options = options
@@ -78,7 +78,6 @@ class ReadinessReaction:
             file.touch(mode=0o644)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Remove the file if `do` created it, without waiting; fail only if that is not possible."""
         file = self._options.file
         try:
             if file is not None and load_undo_notes(context).get("file") == "ours":

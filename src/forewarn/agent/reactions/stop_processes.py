@@ -34,10 +34,9 @@ from forewarn.agent.reactions.step_context import load_undo_notes, reserve_s, sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopProcessesOptions:
-    """The validated options of the reaction `stop-processes`.
+    """The validated options of the reaction `stop-processes`."""
 
-    One of `pid_file`, `exe` and `command` is given: without any, all processes of that user would be ended.
-    """
+    # One of `pid_file`, `exe` and `command` is given: without any, all processes of that user would be ended.
 
     pid_file: Path | None = None  # contains the pid; None: use `exe`, `command` and `uid`
     exe: str = ""  # the exact path of the program file; "": any
@@ -48,10 +47,9 @@ class StopProcessesOptions:
 
 
 class StopProcessesReaction:
-    """The reaction `stop-processes`: ends processes that the options describe.
+    """The reaction `stop-processes`: ends processes that the options describe."""
 
-    Its undo runs `start` only if `do` found processes to end and none is running again.
-    """
+    # Its undo runs `start` only if `do` found processes to end and none is running again.
 
     def __init__(self, options: StopProcessesOptions) -> None:
         self._options = options
@@ -93,7 +91,6 @@ class StopProcessesReaction:
         return await child_process.run_command(self._options.start, context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Return whether no such process is running now, even if `do` never ran; never None."""
         return not self._find_targets()
 
     def _find_targets(self) -> list[ProcessInfo]:

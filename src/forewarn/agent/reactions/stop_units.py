@@ -71,7 +71,6 @@ class StopUnitsReaction:
         return StepOutcome(ok=True, text=f"started {', '.join(ran)}" if ran else "nothing to undo: no unit ran before")
 
     async def check(self, context: StepContext) -> bool | None:
-        """Return whether all units are inactive, failed or absent; None if systemctl cannot tell."""
         try:
             return all([await self._has_ended(unit, context) for unit in self._options.units])
         except _UnitStateUnknown:

@@ -37,10 +37,9 @@ class WebhookOptions:
 
 
 class WebhookReaction:
-    """The reaction `webhook`: posts the event to a URL when it is announced and when it is gone.
+    """The reaction `webhook`: posts the event to a URL when it is announced and when it is gone."""
 
-    A repeated message has the same id, so that the receiver can recognize it.
-    """
+    # A repeated message has the same id, so that the receiver can recognize it.
 
     def __init__(self, options: WebhookOptions) -> None:
         self._options = options
@@ -56,7 +55,6 @@ class WebhookReaction:
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Always return None: the reaction cannot tell whether the message was received."""
         return None
 
     def _http_call(self, context: StepContext) -> HttpCall:

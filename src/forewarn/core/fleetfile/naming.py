@@ -41,10 +41,8 @@ def is_pattern(text: str) -> bool:
 
 
 def numbered_pattern(text: str, *, counted: bool) -> str:
-    """Return the pattern for names: with a count, a name without {n} gets -{n}, even for a count of 1.
-
-    So the name of the first VM stays the same when the count grows.
-    """
+    """Return the pattern for names: with a count, a name without {n} gets -{n}, even for a count of 1."""
+    # So the name of the first VM stays the same when the count grows.
     return f"{text}-{{n}}" if counted and not is_pattern(text) else text
 
 
@@ -63,10 +61,7 @@ def instance_host_name(prefix: str, n: int) -> str:
 
 
 def flexible_instance_ids(set_key: str) -> Iterator[str]:
-    """Yield the ids of a flexible scale set's VMs without end: 8 hexadecimal digits, none of them twice.
-
-    The same set has the same ids in every file, and keeps them when its count changes.
-    """
+    """Yield the ids of a flexible scale set's VMs without end: 8 hexadecimal digits, none of them twice."""
     taken: set[str] = set()
     n = 0
     while True:

@@ -62,10 +62,7 @@ class ParsedFleetFile:
 
 
 def parse_fleet_file(text: str, problems: ProblemCollector) -> ParsedFleetFile | None:
-    """Return the tables of a fleet file (TOML text), and report what is wrong in them to `problems`.
-
-    None if the text is not TOML, or nested too deeply. References between tables are not checked.
-    """
+    """Return the tables of a fleet file (TOML text), and report what is wrong in them to `problems`."""
     try:
         data = load_toml(text)
         reader = _FleetFileParser(index_lines(text), problems)

@@ -34,10 +34,7 @@ class DomainChanges:
         self._changed.discard((host.casefold(), vm.casefold()))
 
     async def wait_for(self, host: str, vm: str, *, within_s: float) -> bool:
-        """Wait for a change of this VM on this host since `forget`, and return whether one came.
-
-        Only one of several calls that wait for the same VM gets a change.
-        """
+        """Wait for a change of this VM on this host since `forget`, and return whether one came."""
         key = (host.casefold(), vm.casefold())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):

@@ -83,11 +83,10 @@ class DomainChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LibvirtConnection:
-    """The connection to one host's libvirt, opened by the first call, and again after it was lost.
+    """The connection to one host's libvirt, opened by the first call, and again after it was lost."""
 
-    `on_change` is called in the event loop for each change that the host reports, and when the connection is lost or
-    found again. `on_open` is called in a thread for each new connection, which is closed again if it raises.
-    """
+    # `on_change` is called in the event loop for each change that the host reports, and when the connection is lost or
+    # found again. `on_open` is called in a thread for each new connection, which is closed again if it raises.
 
     def __init__(
         self,
@@ -285,10 +284,7 @@ def _open_error(host: str, uri: str, failure: LibvirtFailure) -> ForewarnError:
 
 
 def operation_error(host: str, vm: str, what: str, failure: LibvirtFailure) -> Refused | HostUnreachable:
-    """Return (not raise) the error for an operation on a VM that failed in libvirt.
-
-    HostUnreachable if the domain is busy, so that its state is not known; else Refused.
-    """
+    """Return (not raise) the error for an operation on a VM that failed in libvirt."""
     if failure.code == NO_DOMAIN:
         return Refused(f"host {host} has no VM {vm!r}, so it cannot {what} it: define it there, or correct the fleet")
     if failure.code in ACCESS_DENIED:

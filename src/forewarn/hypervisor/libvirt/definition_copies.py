@@ -13,12 +13,11 @@ from forewarn.hypervisor.interface import ActNotTried
 
 
 class DefinitionCopies:
-    """Copies of VMs' definitions, and of other XML by name: files `HOST/NAME.xml` below a directory.
+    """Copies of VMs' definitions, and of other XML by name: files `HOST/NAME.xml` below a directory."""
 
-    The copies outlive the host; a host "" stands for VMs that are on no host. Without a directory nothing is kept. The
-    files may contain passwords, so only their owner can read them. A file that cannot be used raises ActNotTried: that
-    is a problem of this machine, not of the host.
-    """
+    # The copies outlive the host; a host "" stands for VMs that are on no host. Without a directory nothing is kept.
+    # The files may contain passwords, so only their owner can read them. A file that cannot be used raises ActNotTried:
+    # that is a problem of this machine, not of the host.
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory

@@ -33,21 +33,17 @@ from forewarn.hypervisor.machines.driver import HostUnreachable, MachineState, V
 
 
 class DomainDefinitions:
-    """Reads, copies and defines domains on libvirt hosts, with the volumes of their ephemeral disks.
+    """Reads, copies and defines domains on libvirt hosts, with the volumes of their ephemeral disks."""
 
-    Each definition that is read or passed in is copied to `copies`; the copy is used when the host does not answer,
-    refuses or has lost the domain.
-    """
+    # Each definition that is read or passed in is copied to `copies`; the copy is used when the host does not answer,
+    # refuses or has lost the domain.
 
     def __init__(self, hosts: LibvirtHosts, copies: DefinitionCopies) -> None:
         self._hosts = hosts
         self._copies = copies
 
     async def copy(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool) -> None:
-        """Define the VM on `to_host`, OFF there, as on `host`, or as `host` had it when it last answered.
-
-        A VM that is RECEIVING or RECEIVED there stays so. No disk is created or copied.
-        """
+        """Define the VM on `to_host`, OFF there, as on `host`, or as `host` had it when it last answered."""
         xml = await self._xml(host, vm)
         disks = ephemeral_disks(xml) if fresh_ephemeral_disk else []
         volumes = await self._volumes(host, vm, disks) if disks else {}
@@ -61,10 +57,7 @@ class DomainDefinitions:
     async def define(
         self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool
     ) -> None:
-        """Define the VM on `host`, OFF there, as `read` described it on `from_host`.
-
-        With b"" the present copy is used. A VM that is RECEIVING or RECEIVED on `host` stays so.
-        """
+        """Define the VM on `host`, OFF there, as `read` described it on `from_host`."""
         xml = "" if definition else self._copies.load(from_host, vm)
         if xml is None:
             raise Refused(f"host {host} has no copy of the definition of VM {vm!r} on host {from_host}: define it here")
@@ -74,11 +67,9 @@ class DomainDefinitions:
         await self._define(host, vm, domain, ephemeral_disks(domain.xml) if fresh_ephemeral_disk else [])
 
     async def delete_disks_everywhere(self, vm: str) -> None:
-        """Delete the disks of a VM that is on no host, on each host that has some of them.
-
-        If a disk was not found and a host could not say whether it has it, that host's error is raised, and the copy
-        stays for a later call; other disks are deleted even then.
-        """
+        """Delete the disks of a VM that is on no host, on each host that has some of them."""
+        # If a disk was not found and a host could not say whether it has it, that host's error is raised, and the copy
+        # stays for a later call; other disks are deleted even then.
         definition = self._copies.load("", vm)
         if definition is None:
             return

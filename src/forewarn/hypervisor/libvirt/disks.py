@@ -25,10 +25,7 @@ def ephemeral_disks(definition: str) -> list[str]:
 
 
 def delete_disks(session: LibvirtSession, host: str, vm: str, paths: Sequence[str]) -> list[str]:
-    """Delete these disks of a VM from the host's storage pools; return those that the host had.
-
-    Nothing is deleted if one of them is in no active storage pool.
-    """
+    """Delete these disks of a VM from the host's storage pools; return those that the host had."""
     _require_pools(session, host, vm, paths)
     return [path for path in paths if session.storage.delete_volume(path)]
 
@@ -47,11 +44,9 @@ def require_new_disks(
     paths: Sequence[str],
     volumes: Mapping[str, str],
 ) -> None:
-    """Refuse if the host cannot create these disks. Creates none.
-
-    `volumes` has the XML of the disks on another host; what this host lacks is saved in `copies`, from which
-    `empty_ephemeral_disks` creates them.
-    """
+    """Refuse if the host cannot create these disks. Creates none."""
+    # `volumes` has the XML of the disks on another host; what this host lacks is saved in `copies`, from which
+    # `empty_ephemeral_disks` creates them.
     _require_pools(session, host, vm, paths)
     for path in paths:
         if session.storage.volume_xml(path) is not None:
@@ -63,10 +58,8 @@ def require_new_disks(
 
 
 def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Replace the VM's ephemeral disks with empty ones: delete and create each of them.
-
-    The next call finishes a call that was interrupted. The VM must be off, which is not checked.
-    """
+    """Replace the VM's ephemeral disks with empty ones: delete and create each of them."""
+    # The next call finishes a call that was interrupted. The VM must be off, which is not checked.
     paths = ephemeral_disks(session.stored_xml(vm))
     _require_pools(session, host, vm, paths)
     for path in paths:

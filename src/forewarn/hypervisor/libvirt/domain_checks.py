@@ -25,10 +25,7 @@ def require_memory(session: LibvirtSession, host: str, vm: str, xml: str) -> Non
 def require_state(
     session: LibvirtSession, host: str, vm: str, what: str, *allowed: MachineState, done: MachineState | None = None
 ) -> bool:
-    """Return True if the VM is in one of the allowed states, and False if it is in state `done` already.
-
-    `what` is the operation for the message of the refusal, such as "pause".
-    """
+    """Return True if the VM is in one of the allowed states, and False if it is in state `done` already."""
     state = state_of(session, vm)
     if state is done:
         return False

@@ -76,11 +76,9 @@ _OFF_CAUSES = {  # by the reason of DomainState.OFF
 
 
 def observed_machine(domain: ListedDomain) -> ObservedMachine:
-    """Return what a domain's state and reason in a list of domains say about the VM.
-
-    A pause that libvirt makes for a moment, as in a migration, is CHANGING. A crashed domain is PAUSED if it still has
-    its process, else OFF.
-    """
+    """Return what a domain's state and reason in a list of domains say about the VM."""
+    # A pause that libvirt makes for a moment, as in a migration, is CHANGING. A crashed domain is PAUSED if it still
+    # has its process, else OFF.
     instance = str(domain.number) if domain.number >= 0 else ""
     match domain.state:
         case DomainState.PAUSED:
@@ -98,10 +96,8 @@ def observed_machine(domain: ListedDomain) -> ObservedMachine:
 
 
 def machine_state(status: DomainStatus) -> MachineState:
-    """Return the state of a VM, from libvirt's report and forewarn's marks of live migrations.
-
-    A VM that is being sent counts as running until its migration is over, although libvirt pauses it at the end.
-    """
+    """Return the state of a VM, from libvirt's report and forewarn's marks of live migrations."""
+    # A VM that is being sent counts as running until its migration is over, although libvirt pauses it at the end.
     match status.state:
         case DomainState.PAUSED:
             return _paused_state(status)

@@ -219,10 +219,8 @@ def _element_text(tag: str, attributes: dict[str, str]) -> str:
 
 
 def parse_xml(text: str, *, root_tag: str = "domain") -> ET.Element:
-    """Parse XML text from a host, and return its root element.
-
-    Document types are not allowed, because their entities could fill the memory.
-    """
+    """Parse XML text from a host, and return its root element."""
+    # Document types are not allowed, because their entities could fill the memory.
     if len(text) > _MAX_XML_CHARACTERS or "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise Rejected(f"the XML of a {root_tag} is longer than 4 MiB or has a document type: it is not read")
     try:

@@ -43,11 +43,10 @@ from forewarn.hypervisor.machines.fence_command import run_fence_command
 
 
 class LibvirtDriver:
-    """Performs operations on the domains of libvirt hosts; implements `MachineDriver`.
+    """Performs operations on the domains of libvirt hosts; implements `MachineDriver`."""
 
-    A VM is the domain with exactly its name; names of hosts ignore letter case. `definitions` is a directory for copies
-    of the VMs' definitions; None: no copies.
-    """
+    # A VM is the domain with exactly its name; names of hosts ignore letter case. `definitions` is a directory for
+    # copies of the VMs' definitions; None: no copies.
 
     can_reimage = True
 
@@ -59,7 +58,6 @@ class LibvirtDriver:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names of the hosts, as the settings spell them, in their order."""
         return self._hosts.names
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
@@ -207,7 +205,6 @@ class LibvirtDriver:
             raise operation_error(host, vm, "send", failure) from failure
 
     async def receive_address(self, host: str, vm: str) -> str:
-        """Return "": the source reaches the destination's libvirt by its own settings. Asks no host."""
         return ""
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
@@ -242,7 +239,6 @@ class LibvirtDriver:
         await self._hosts.run(host, vm, "mark", work)
 
     async def can_lock_disks(self, host: str, vm: str) -> bool:
-        """Return False: libvirt cannot tell who holds the locks of a disk. Asks no host."""
         return False
 
     async def fence(self, host: str) -> bool:
@@ -252,7 +248,6 @@ class LibvirtDriver:
         )
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return how much memory the host has free, and what its VMs need. Raises HostUnreachable or Refused."""
         return await self._hosts.run(host, "", "look at", lambda session: session.capacity())
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:

@@ -16,10 +16,7 @@ ACCESS_DENIED = frozenset({29, 45, 79, 88})
 
 
 class LibvirtFailure(Exception):
-    """libvirt refused or could not do something; `code` is its error number (virErrorNumber), else 0.
-
-    If `is_connection_lost`, a call on a new connection may succeed.
-    """
+    """libvirt refused or could not do something; `code` is its error number (virErrorNumber), else 0."""
 
     def __init__(self, message: str, code: int = 0, *, is_connection_lost: bool = False) -> None:
         super().__init__(message)

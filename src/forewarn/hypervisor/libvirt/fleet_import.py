@@ -80,10 +80,7 @@ def read_host(session: LibvirtSession, name: str, uri: str) -> ImportedHost:
 
 
 def plan_import(hosts: Sequence[ImportedHost]) -> ImportedFleet:
-    """Return the fleet that these hosts make: which of their domains become VMs, with notes for people.
-
-    A domain that several hosts have is left out, unless it runs on exactly one of them.
-    """
+    """Return the fleet that these hosts make: which of their domains become VMs, with notes for people."""
     _check_host_names(hosts)
     found: defaultdict[str, list[ImportedVm]] = defaultdict(list)
     for host in hosts:

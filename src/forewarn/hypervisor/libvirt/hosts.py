@@ -49,22 +49,17 @@ class LibvirtHosts:
     async def run(
         self, host: str, vm: str, what: str, work: Callable[[LibvirtSession], T], *, is_exclusive: bool = False
     ) -> T:
-        """Run `work` in a thread with the host's session, and return its result.
-
-        `work` may run twice, if the connection ends meanwhile, and may go on after HostUnreachable. With
-        `is_exclusive`, only one such work runs on the VM at a time. `what` says in errors what could not be done with
-        the VM.
-        """
+        """Run `work` in a thread with the host's session, and return its result."""
+        # `work` may run twice, if the connection ends meanwhile, and may go on after HostUnreachable. With
+        # `is_exclusive`, only one such work runs on the VM at a time. `what` says in errors what could not be done with
+        # the VM.
         try:
             return await self.connection(host).call(work, exclusive=vm if is_exclusive else "")
         except LibvirtFailure as failure:
             raise operation_error(host, vm, what, failure) from failure
 
     async def watch(self) -> AsyncGenerator[DomainChange, None]:
-        """Yield each change that a host reports about a VM or itself, from now on until it is closed.
-
-        Keeps connections open meanwhile. Changes of VMs while their host is not connected are not reported.
-        """
+        """Yield each change that a host reports about a VM or itself, from now on until it is closed."""
         with self.changes.subscribe() as queue:
             tasks = [asyncio.create_task(keep_open(connection)) for connection in self._connections.values()]
             try:

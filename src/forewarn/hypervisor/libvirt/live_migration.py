@@ -31,10 +31,10 @@ _ABORT_INTERVAL_S = 0.2  # between attempts to abort a migration that libvirt ha
 
 
 class LiveMigrations:
-    """The live migrations that this process has begun, and why the latest one of each VM failed.
+    """The live migrations that this process has begun, and why the latest one of each VM failed."""
 
-    Kept in memory only. `on_end` is called with the source host and the VM when a migration is over, however it ended.
-    """
+    # Kept in memory only. `on_end` is called with the source host and the VM when a migration is over, however it
+    # ended.
 
     def __init__(self, *, on_end: Callable[[str, str], None] = lambda host, vm: None) -> None:
         self._on_end = on_end
@@ -47,10 +47,8 @@ class LiveMigrations:
         return task is not None and not task.done()
 
     async def begin(self, source: LibvirtConnection, target: LibvirtConnection, vm: str) -> None:
-        """Begin to migrate the VM live, unless the source does already; returns before the migration is over.
-
-        When it succeeds, the source's definition is marked SENT. Does not check that the target waits for the VM.
-        """
+        """Begin to migrate the VM live, unless the source does already; returns before the migration is over."""
+        # When it succeeds, the source's definition is marked SENT. Does not check that the target waits for the VM.
         if (await source.call(lambda session: session.progress(vm))).is_active:
             return  # by its own daemon, since before this process started
         mark = parse_mark(await target.call(lambda session: session.metadata(vm, MARK_NAMESPACE, STORED)))

@@ -85,10 +85,7 @@ def _run_event_loop(libvirt: Any) -> None:
 
 
 class LibvirtSession:
-    """One open connection to a host's libvirt. Use `open_session`; several threads may call it at once.
-
-    Methods name domains exactly, block, and raise LibvirtFailure if libvirt refuses.
-    """
+    """One open connection to a host's libvirt. Use `open_session`; several threads may call it at once."""
 
     def __init__(self, libvirt: Any, connection: Any) -> None:
         self._libvirt = libvirt
@@ -101,10 +98,7 @@ class LibvirtSession:
             self._connection.close()
 
     def watch(self, on_lifecycle: OnLifecycle, on_close: OnClose) -> None:
-        """Call these functions, in libvirt's thread, when a domain changes or the connection ends.
-
-        They must not block.
-        """
+        """Call these functions, in libvirt's thread, when a domain changes or the connection ends."""
 
         def lifecycle(_connection: Any, domain: Any, event: int, detail: int, _opaque: Any) -> None:
             on_lifecycle(domain.name(), event, detail)
@@ -155,10 +149,8 @@ class LibvirtSession:
         ]
 
     def status(self, name: str) -> DomainStatus | None:
-        """Return what the host reports about a domain; None if it has none of this name.
-
-        Repeats its several libvirt calls, up to 20 times, until nothing changes between them.
-        """
+        """Return what the host reports about a domain; None if it has none of this name."""
+        # Repeats its several libvirt calls, up to 20 times, until nothing changes between them.
         if (domain := self._domain_or_none(name)) is None:
             return None
         for _ in range(_MAX_LOOKS):

@@ -327,12 +327,10 @@ class MachineHypervisor:
 
     @property
     def observed_hosts(self) -> tuple[str, ...]:
-        """The names of the hosts in the settings, in their order."""
         return self._driver.hosts
 
     @property
     def observe_interval_s(self) -> float:
-        """How many seconds of real time to wait between two observations of a host; 0: never observe."""
         return self._policy.observe_interval_s
 
     async def observe(self, host: str) -> HostObservation:
@@ -356,7 +354,6 @@ class MachineHypervisor:
 
     @property
     def size_mib(self) -> Mapping[str, int]:
-        """An empty mapping: what VMs need is known by their names (`vm_mib`), not by their sizes."""
         return {}
 
     @property
@@ -376,7 +373,6 @@ class MachineHypervisor:
 
     @property
     def silent_hosts(self) -> frozenset[str]:
-        """Names of the hosts that did not answer, or refused, when their capacity was last looked at."""
         return self._capacity.silent_hosts
 
     async def watch_capacity(self) -> None:
@@ -384,7 +380,6 @@ class MachineHypervisor:
         await self._capacity.run()
 
     async def close(self) -> None:
-        """Close the driver and the journal; may be called twice. Acts under way stay as they are."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -40,20 +40,18 @@ class HostUnreachable(Unavailable):
 
 
 class MachineMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Which act was last begun on a VM, and its step; stored with the VM itself on its host.
+    """Which act was last begun on a VM, and its step; stored with the VM itself on its host."""
 
-    There it outlives this service: a service that has lost its journal reads it to continue the act.
-    """
+    # There it outlives this service: a service that has lost its journal reads it to continue the act.
 
     act_id: str  # of the act
     step: str  # the name of the step, as in the journal
 
 
 class MigrationProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How a live migration is going, as its source reports it.
+    """How a live migration is going, as its source reports it."""
 
-    It is active from the return of `send` until `MachineState` or `error` shows how it ended.
-    """
+    # It is active from the return of `send` until `MachineState` or `error` shows how it ended.
 
     is_active: bool  # False: it has not begun, or has completed, failed or been cancelled; `MachineState` says which
     transferred_bytes: int = 0  # so far

@@ -12,10 +12,7 @@ log = logging.getLogger(__name__)
 
 
 async def run_fence_command(command: Sequence[str], host: str, *, timeout_s: float) -> bool:
-    """Run the operator's fence command of a host; return whether it ended with code 0 in time.
-
-    Its environment has FOREWARN_HOST, the host's name. It is killed after `timeout_s`, or if the call is cancelled.
-    """
+    """Run the operator's fence command of a host; return whether it ended with code 0 in time."""
     if not command:
         return False
     try:

@@ -96,11 +96,9 @@ class HostMoves:
         return await performers[step](act, given, now)
 
     async def settle(self, act: Act, now: float) -> ActUnderWay | None:
-        """End the steps of earlier moves of a new act's VM that have not ended; return what they wait for, or None.
-
-        A release that was given up is withdrawn, and an activation is completed. Other steps are given up: the VM may
-        have come back since.
-        """
+        """End the steps of earlier moves of a new act's VM that have not ended; return what they wait for, or None."""
+        # A release that was given up is withdrawn, and an activation is completed. Other steps are given up: the VM may
+        # have come back since.
         for record in self._journal.find_unfinished(act.vm):
             if (step := _step_of_record(record)) is None:
                 continue

@@ -91,10 +91,8 @@ class MachineJournal:
         return frozenset(str(vm) for (vm,) in rows)
 
     def last_destination(self, vm: str) -> str:
-        """Return the host that the latest successful act with a destination brought this VM (by key) to.
-
-        Only acts of this journal count: the VM may have been moved since then to a host with another one.
-        """
+        """Return the host that the latest successful act with a destination brought this VM (by key) to."""
+        # Only acts of this journal count: the VM may have been moved since then to a host with another one.
         rows = self._execute(
             "SELECT destination FROM act WHERE vm = ? AND ok = 1 AND (destination != '' OR verb IN (?, ?, ?))"
             " ORDER BY begun_at DESC LIMIT 1",

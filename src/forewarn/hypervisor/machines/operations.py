@@ -53,10 +53,9 @@ class FoundMark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostFencer:
-    """Runs the operator's fence commands of hosts through the driver; a success counts for ten seconds.
+    """Runs the operator's fence commands of hosts through the driver; a success counts for ten seconds."""
 
-    Callers check `may_try` first: `interval_s` is the shortest time between two attempts at one host.
-    """
+    # Callers check `may_try` first: `interval_s` is the shortest time between two attempts at one host.
 
     def __init__(self, driver: MachineDriver, clock: Clock, *, interval_s: float) -> None:
         self._driver = driver
@@ -77,10 +76,8 @@ class HostFencer:
         return host in self._tasks or tried_at is None or self._clock.now() - tried_at >= self._interval_s
 
     async def fence(self, host: str, *, wait_s: float) -> None:
-        """Run the fence command of the host, and wait for it for `wait_s` seconds of real time at most.
-
-        If it takes longer, it goes on in the background, and its result counts for all callers (`is_fenced`).
-        """
+        """Run the fence command of the host, and wait for it for `wait_s` seconds of real time at most."""
+        # If it takes longer, it goes on in the background, and its result counts for all callers (`is_fenced`).
         task = self._tasks.get(host)
         if task is None:
             self._tried_at[host] = self._clock.now()
@@ -126,11 +123,9 @@ class MachineOperations:
         now: float,
         source: MachineState | None = None,
     ) -> Observation:
-        """Ask the hosts of the act about its VM, and return what they report now.
-
-        A host that does not answer has the state None; so has the destination while it receives a guest, since it would
-        not answer soon. A given `source` counts as the state on the source, which is not asked.
-        """
+        """Ask the hosts of the act about its VM, and return what they report now."""
+        # A host that does not answer has the state None; so has the destination while it receives a guest, since it
+        # would not answer soon. A given `source` counts as the state on the source, which is not asked.
         needs_progress = act.is_live and act.step in _STEPS_WITH_PROGRESS
         progress = await self._progress(act) if needs_progress else None
         is_known = progress is not None or not needs_progress  # a state alone does not show whether it is sending
@@ -212,11 +207,10 @@ class MachineOperations:
         await clock.sleep_until(until)
 
     async def find_mark(self, act: MachineActRecord, *, is_final: bool) -> FoundMark | None:
-        """Return where the act continues, as its marks say; None if its hosts have no mark of this act.
-
-        On the destination of a move only a mark of ACTIVATE counts; on the source, any but ACTIVATE and CLEAN_UP. With
-        `is_final`, and for a source that has failed or is confirmed down, a silent host counts as one without a mark.
-        """
+        """Return where the act continues, as its marks say; None if its hosts have no mark of this act."""
+        # On the destination of a move only a mark of ACTIVATE counts; on the source, any but ACTIVATE and CLEAN_UP.
+        # With `is_final`, and for a source that has failed or is confirmed down, a silent host counts as one without a
+        # mark.
         if act.is_move:
             mark = await self._read_mark(act, act.destination, may_skip=is_final)
             if mark is not None and mark.step == Step.ACTIVATE:
@@ -237,12 +231,10 @@ class MachineOperations:
         return mark if mark is not None and mark.act_id == act.act_id else None
 
     async def carry_out(self, act: MachineActRecord, operation: Operation, host: str, *, wait_s: float) -> None:
-        """Perform one operation of the act's current step on a host, and store the act's mark with the VM.
-
-        The mark is stored before an operation that the guest notices. But a VM that was sent is resumed first, because
-        its guest is paused meanwhile; its mark on the destination follows, at the latest in CLEAN_UP. FENCE raises
-        nothing: `HostFencer.is_fenced` has its result.
-        """
+        """Perform one operation of the act's current step on a host, and store the act's mark with the VM."""
+        # The mark is stored before an operation that the guest notices. But a VM that was sent is resumed first,
+        # because its guest is paused meanwhile; its mark on the destination follows, at the latest in CLEAN_UP. FENCE
+        # raises nothing: `HostFencer.is_fenced` has its result.
         if operation is Operation.FENCE:
             await self._fencer.fence(host, wait_s=wait_s)
         elif operation is Operation.PREPARE_TO_RECEIVE:

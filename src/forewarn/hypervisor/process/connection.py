@@ -45,11 +45,10 @@ class SupervisorNotification:
 
 
 class SupervisorConnection:
-    """The service's connection to one supervisor, the process that holds a namespace VM.
+    """The service's connection to one supervisor, the process that holds a namespace VM."""
 
-    It reads from its connected unix socket as soon as it is made, in a running event loop, and owns the socket. An
-    error, an invalid message or the supervisor's end closes it, and sets `is_closed`.
-    """
+    # It reads from its connected unix socket as soon as it is made, in a running event loop, and owns the socket. An
+    # error, an invalid message or the supervisor's end closes it, and sets `is_closed`.
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -145,10 +144,8 @@ class SupervisorConnection:
         return message
 
     def close(self) -> None:
-        """Close the connection and its socket; may be called twice. The VM runs on.
-
-        Messages that were not received keep their file descriptors: `discard_received` closes them.
-        """
+        """Close the connection and its socket; may be called twice. The VM runs on."""
+        # Messages that were not received keep their file descriptors: `discard_received` closes them.
         if self.is_closed:
             return
         self.is_closed = True

@@ -50,11 +50,8 @@ class ProcessHypervisor:
         self._missing_supervisor_texts: dict[str, str] = {}  # act id → why the fallback performs it
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Order the act from the VM's supervisor, or perform it with the fallback if the VM has none.
-
-        An act that began with the fallback stays there. A freeze or migration pauses the VM until its duration in real
-        time is over or lab time has advanced by it.
-        """
+        # An act that began with the fallback stays there. A freeze or migration pauses the VM until its duration in
+        # real time is over or lab time has advanced by it.
         connection = await self._supervisors.wait_for_connection(act.vm)
         if connection is None or (connection.final_answer(act.id) is None and self._fallback.has_begun(act.id)):
             return await self._perform_with_fallback(act, now)

@@ -175,10 +175,7 @@ class SupervisorRegistry:
             self._records.delete(vm)
 
     async def wait_for_connection(self, vm: str) -> SupervisorConnection | None:
-        """Wait up to `grace_s` for an open connection to the supervisor of this VM (by key).
-
-        None, at once, if the VM has no supervisor; Unavailable if its process is alive, but does not connect.
-        """
+        """Wait up to `grace_s` for an open connection to the supervisor of this VM (by key)."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
                 while self.is_supervised(vm):

@@ -35,11 +35,10 @@ ListenInsideVm = Callable[[str, socket.socket], Awaitable[StopListening]]  # VM 
 
 
 class SupervisorServer:
-    """Accepts supervisors, and serves the listening sockets that they send from inside their VMs.
+    """Accepts supervisors, and serves the listening sockets that they send from inside their VMs."""
 
-    It refuses a supervisor whose VM is unknown or has another live supervisor, and a new one whose VM is not running.
-    Starts of supervisors, and ends of programs that no act caused, are written to the history.
-    """
+    # It refuses a supervisor whose VM is unknown or has another live supervisor, and a new one whose VM is not running.
+    # Starts of supervisors, and ends of programs that no act caused, are written to the history.
 
     def __init__(
         self,
@@ -57,11 +56,9 @@ class SupervisorServer:
 
     @asynccontextmanager
     async def serve(self, sock: socket.socket, path: Path) -> AsyncIterator[None]:
-        """Listen on a bound unix socket until the block is left; then close it and delete its file `path`.
-
-        Accepts only processes of the service's user and of root. Supervisors keep running without the service, and
-        connect again when it is back.
-        """
+        """Listen on a bound unix socket until the block is left; then close it and delete its file `path`."""
+        # Accepts only processes of the service's user and of root. Supervisors keep running without the service, and
+        # connect again when it is back.
         sock.listen(_BACKLOG)
         sock.setblocking(False)
         accepting = asyncio.create_task(self._accept_forever(sock))

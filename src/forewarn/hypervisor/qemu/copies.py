@@ -11,11 +11,10 @@ from forewarn.hypervisor.qemu.instance import QemuInstance, delete_file, file_er
 
 
 class QemuDefinitionCopies:
-    """Copies of VMs' latest definitions, in one directory of this machine, created when it is needed.
+    """Copies of VMs' latest definitions, in one directory of this machine, created when it is needed."""
 
-    One copy per VM name, of the host where the VM was last seen: for VMs whose host is lost, and VMs that are on no
-    host.
-    """
+    # One copy per VM name, of the host where the VM was last seen: for VMs whose host is lost, and VMs that are on no
+    # host.
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -53,10 +52,7 @@ class QemuDefinitionCopies:
             raise file_error(f"definition {str(copy)!r} cannot be written", error) from error
 
     def read(self, instance: QemuInstance) -> tuple[VmDefinition, bytes]:
-        """Return the VM's definition and its bytes, from its host or else from the copy.
-
-        HostUnreachable if the host is lost and there is no copy.
-        """
+        """Return the VM's definition and its bytes, from its host or else from the copy."""
         copy = self.instance(instance.vm)
         try:
             if instance.host and instance.is_defined():

@@ -79,10 +79,9 @@ class EphemeralDisk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class VmDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the QEMU driver must know about a VM: the content of its definition file, `NAME.toml`.
+    """What the QEMU driver must know about a VM: the content of its definition file, `NAME.toml`."""
 
-    A VM moves only if the paths of its `disks` are absolute, and live only if that of its ephemeral disk is as well.
-    """
+    # A VM moves only if the paths of its `disks` are absolute, and live only if that of its ephemeral disk is as well.
 
     command: tuple[str, ...]  # QEMU and its options, without those that the driver adds
     memory_mib: int  # in MiB, as in `command`

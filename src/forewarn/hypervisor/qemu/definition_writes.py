@@ -16,12 +16,11 @@ class _Write:
 
 
 class DefinitionWrites:
-    """Writes definition files durably in the background, so that fsync delays no guest.
+    """Writes definition files durably in the background, so that fsync delays no guest."""
 
-    A VM whose definition is being written counts as defined. If the process is killed meanwhile, the file is complete
-    or does not exist. Without it, the next look at the VM ends a QEMU that was started meanwhile (`QemuDriver.state`),
-    so that the move which wanted it writes the definition again before it starts another one.
-    """
+    # A VM whose definition is being written counts as defined. If the process is killed meanwhile, the file is complete
+    # or does not exist. Without it, the next look at the VM ends a QEMU that was started meanwhile
+    # (`QemuDriver.state`), so that the move which wanted it writes the definition again before it starts another one.
 
     def __init__(self) -> None:
         self._writes: dict[QemuInstance, _Write] = {}

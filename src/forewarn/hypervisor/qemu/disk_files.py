@@ -19,11 +19,10 @@ _ZEROS = bytes(_CHUNK_BYTES)
 
 
 class DiskFileJobs:
-    """Creates and replaces disk files, each in a thread.
+    """Creates and replaces disk files, each in a thread."""
 
-    A job whose caller is cancelled stops at once, and the caller waits for it: otherwise it could replace the disk of a
-    VM that has been booted meanwhile.
-    """
+    # A job whose caller is cancelled stops at once, and the caller waits for it: otherwise it could replace the disk of
+    # a VM that has been booted meanwhile.
 
     def __init__(self) -> None:
         self._running: dict[asyncio.Future[None], threading.Event] = {}

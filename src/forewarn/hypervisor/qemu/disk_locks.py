@@ -39,11 +39,10 @@ class LockRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskLocks:
-    """Records which QEMU processes hold their VMs' disk locks, and tells whether the locks are free.
+    """Records which QEMU processes hold their VMs' disk locks, and tells whether the locks are free."""
 
-    Only the locks below `directories` count, which must be on local file systems. `records` is a directory of this
-    machine, which outlives the hosts.
-    """
+    # Only the locks below `directories` count, which must be on local file systems. `records` is a directory of this
+    # machine, which outlives the hosts.
 
     def __init__(self, directories: Sequence[str], records: Path) -> None:
         self._directories = [Path(directory) for directory in directories]
@@ -83,12 +82,10 @@ class DiskLocks:
         delete_file(self._file(vm))
 
     def are_free(self, host: str, vm: str, definition: bytes) -> bool:
-        """Return whether the locks of its disks show that the VM, last seen on this host, does not run there.
-
-        All of this must hold: its QEMU process was seen with locks on all its disks, and has ended; its definition and
-        its disks are still the same; the disks are below the directories whose locks count; all their locks can be
-        taken now (they are given back); and no process has one of them open for writing.
-        """
+        """Return whether the locks of its disks show that the VM, last seen on this host, does not run there."""
+        # All of this must hold: its QEMU process was seen with locks on all its disks, and has ended; its definition
+        # and its disks are still the same; the disks are below the directories whose locks count; all their locks can
+        # be taken now (they are given back); and no process has one of them open for writing.
         record = self._read(vm)
         if record is None or record.host != host or record.definition != _digest(definition):
             return False

@@ -58,11 +58,10 @@ _INTERVAL_S = 0.02  # between checks of something that QEMU does by itself
 
 
 class QemuDriver:
-    """Implements `MachineDriver` for the hosts of the settings.
+    """Implements `MachineDriver` for the hosts of the settings."""
 
-    `copies` is a directory of this machine for copies of all definitions: a VM whose host is lost, or that is on no
-    host, is defined on another one from there. Operations on one VM wait for each other.
-    """
+    # `copies` is a directory of this machine for copies of all definitions: a VM whose host is lost, or that is on no
+    # host, is defined on another one from there. Operations on one VM wait for each other.
 
     can_reimage = True  # a VM whose definition names no image refuses
 
@@ -88,11 +87,9 @@ class QemuDriver:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names of the hosts in the settings, in their order."""
         return tuple(self._hosts)
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
-        """Return the state of each VM defined on the host, by name. HostUnreachable without its directory."""
         directory = Path(self._host(host).directory)
         if not directory.is_dir():
             raise HostUnreachable(f"directory {str(directory)!r} of host {host!r} does not exist")
@@ -107,20 +104,15 @@ class QemuDriver:
         return {instance.vm: machine for instance, machine in zip(instances, observed, strict=True)}
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
-        """Yield a host's name for each change QEMU reports of a VM there, and when QEMU is found or ends."""
         return changed_hosts({name: Path(host.directory) for name, host in self._hosts.items()})
 
     async def state(self, host: str, vm: str) -> MachineState:
-        """Return the VM's state now; keeps a copy of its definition, and a record of disk locks if they count.
-
-        Ends QEMU after the guest's shutdown, and a destination to which nothing was sent, if it does not listen yet or
-        has no definition.
-        """
+        # Ends QEMU after the guest's shutdown, and a destination to which nothing was sent, if it does not listen yet
+        # or has no definition.
         async with self._locks[host, vm]:
             return await self._state(self._instance(host, vm))
 
     async def stop_reason(self, host: str, vm: str) -> str:
-        """Return for people why the VM is halted, and its bad disks; "" if it is not. Raises HostUnreachable."""
         async with self._lock(host, vm):
             try:
                 return await self._processes.ask(self._instance(host, vm), stop_reason)
@@ -128,7 +120,6 @@ class QemuDriver:
                 return ""
 
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
-        """Wait for an event since the state was read: True; False after `within_s` real s, or without QEMU."""
         async with self._lock(host, vm):
             try:
                 async with self._processes.monitor(self._instance(host, vm)) as monitor:
@@ -137,13 +128,11 @@ class QemuDriver:
                 return False
 
     async def pause(self, host: str, vm: str) -> None:
-        """Stop the VM's CPUs if it is running. Raises Refused without a QEMU process, or HostUnreachable."""
         async with self._running(host, vm, "paused") as (instance, monitor):
             if await read_state(monitor, instance) is MachineState.RUNNING:
                 await monitor.execute("stop")
 
     async def resume(self, host: str, vm: str) -> None:
-        """Continue a paused, halted or received VM. Refused in other states (but running) and while migrating."""
         async with self._running(host, vm, "resumed") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state is MachineState.RUNNING:
@@ -156,7 +145,6 @@ class QemuDriver:
             delete_file(instance.incoming_file)
 
     async def reset(self, host: str, vm: str) -> None:
-        """Reset a paused or halted VM: its next resume boots it. Else Refused; HostUnreachable if it fails."""
         async with self._running(host, vm, "reset") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state not in (MachineState.PAUSED, MachineState.HALTED):
@@ -167,7 +155,6 @@ class QemuDriver:
                     await asyncio.sleep(_INTERVAL_S)
 
     async def press_power_button(self, host: str, vm: str) -> None:
-        """Send an ACPI power button event, unless the VM is off, and return. Refused if it is not defined."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             try:
@@ -194,7 +181,6 @@ class QemuDriver:
             await self._start(instance, definition)
 
     async def power_off(self, host: str, vm: str) -> None:
-        """End the VM's QEMU, by SIGKILL if needed. Refused if it is not defined; HostUnreachable if it stays."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             if not instance.is_alive():
@@ -230,7 +216,6 @@ class QemuDriver:
             await asyncio.to_thread(sync_directory, instance.directory)
 
     async def reimage(self, host: str, vm: str) -> None:
-        """Copy the definition's image over the VM's first disk. Refused if it names none or the VM is not off."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             if (state := await self._state(instance)) is not MachineState.OFF:
@@ -262,7 +247,6 @@ class QemuDriver:
                 await self._writes.finish(target)
 
     async def read_definition(self, host: str, vm: str) -> bytes:
-        """Return the bytes of the definition file, or of its copy if the host is lost or has no such file."""
         return self._copies.read(self._instance(host, vm))[1]
 
     async def define(
@@ -272,7 +256,6 @@ class QemuDriver:
         await self.copy_definition("", vm, host)
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
-        """Start QEMU paused, to receive a live migration. Refused unless off or receiving, on shared disks."""
         async with self._locks[to_host, vm]:
             instance = self._instance(to_host, vm)
             try:
@@ -295,22 +278,18 @@ class QemuDriver:
                 await begin_to_receive(monitor, instance, address=address)
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
-        """Begin a live migration, unless begun or done, and return. Refused unless `to_host` is receiving."""
         await self.send_to(host, vm, to_host, "")
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
-        """Begin a live migration to URI `address`, unless begun; "": to `to_host`, Refused unless it receives."""
         async with self._running(host, vm, "migrated") as (instance, monitor):
             find_address = partial(self.receive_address, to_host, vm)
             await begin_to_send(monitor, instance, address=address, find_address=find_address)
 
     async def receive_address(self, host: str, vm: str) -> str:
-        """Return the URI where QEMU waits for a live migration. Refused if it does not."""
         async with self._running(host, vm, "a destination") as (target, receiver):
             return await listening_uri(receiver, target)
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
-        """Return QEMU's figures for the migration from this host; zeros if the VM is off or none has begun."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             try:
@@ -320,7 +299,6 @@ class QemuDriver:
         return migration_progress(report)
 
     async def cancel_send(self, host: str, vm: str) -> None:
-        """Abort a migration, if any, and wait; it may complete first. HostUnreachable if QEMU does not stop."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             try:
@@ -335,7 +313,6 @@ class QemuDriver:
                 return
 
     async def read_mark(self, host: str, vm: str) -> MachineMark | None:
-        """Return the mark (the act last begun) from its file; None without one. Refused if it is unreadable."""
         instance = self._instance(host, vm)
         if not instance.is_defined():
             return None
@@ -347,14 +324,12 @@ class QemuDriver:
             raise Refused(f"mark {str(instance.mark_file)!r} cannot be read ({error}): delete the file") from error
 
     async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
-        """Write the mark (an act and its step) durably to its file. Refused if the VM is not defined there."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             require_defined(instance)
             await asyncio.to_thread(write_durably, instance.mark_file, msgspec.json.encode(mark))
 
     async def fence(self, host: str) -> bool:
-        """Run the fence command; True if it succeeded and no process runs a VM of this host."""
         settings = self._host(host)
         if not await run_fence_command(settings.fence, host, timeout_s=settings.fence_timeout_s):
             return False
@@ -367,7 +342,6 @@ class QemuDriver:
         return not await asyncio.to_thread(has_foreign_disk_user, host, instances, others)
 
     async def can_lock_disks(self, host: str, vm: str) -> bool:
-        """Return whether disk locks show that the VM does not run on `host`; False if no locks count."""
         copy = self._copies.instance(vm)
         if not self._disk_locks.is_used or not copy.definition_file.exists():
             return False
@@ -381,15 +355,12 @@ class QemuDriver:
         return host_capacity(self._instances(host), total_mib=settings.memory_mib)
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
-        """Return True: all hosts are this machine, with one CPU."""
         return True
 
     async def kept_vms(self) -> dict[str, VmNeeds]:
-        """Return, by name, what all VMs need of which there is a copy of the definition, also those on hosts."""
         return vm_needs(self._copies.instances())
 
     async def close(self) -> None:
-        """Stop copying images, close connections, and forget the QEMU processes that run; they go on."""
         await self._disk_files.close()
         await self._writes.close()
         await self._processes.close()

@@ -126,10 +126,8 @@ class QemuInstance:
         return None
 
     def is_alive(self) -> bool:
-        """Return whether the QEMU process that the driver started is running, or is being started.
-
-        The lock on its log file shows that, even to a restarted service; a QEMU that a person started does not count.
-        """
+        """Return whether the QEMU process that the driver started is running, or is being started."""
+        # The lock on its log file shows that, even to a restarted service; a QEMU that a person started does not count.
         try:
             log = os.open(self.log_file, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -148,10 +146,8 @@ class QemuInstance:
         return False
 
     def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start QEMU in the host's directory, in a session of its own, and return before it has come up.
-
-        Its output goes to the log file, which is emptied first; old sockets and the pid file are deleted.
-        """
+        """Start QEMU in the host's directory, in a session of its own, and return before it has come up."""
+        # Its output goes to the log file, which is emptied first; old sockets and the pid file are deleted.
         try:
             log = os.open(self.log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:

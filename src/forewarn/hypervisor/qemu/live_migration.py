@@ -41,10 +41,8 @@ async def listening_uri(monitor: Monitor, instance: QemuInstance) -> str:
 async def begin_to_send(
     monitor: Monitor, instance: QemuInstance, *, address: str, find_address: Callable[[], Awaitable[str]]
 ) -> None:
-    """Begin to send the VM to the URI `address`; "": to the one that `find_address` returns.
-
-    Does nothing if the VM is being sent, or was sent. After HostUnreachable the migration may have begun.
-    """
+    """Begin to send the VM to the URI `address`; "": to the one that `find_address` returns."""
+    # Does nothing if the VM is being sent, or was sent. After HostUnreachable the migration may have begun.
 
     async def look() -> tuple[MachineState, bool]:
         return await asyncio.gather(read_state(monitor, instance), is_migrating(monitor))

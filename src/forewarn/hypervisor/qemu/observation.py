@@ -39,11 +39,9 @@ _CHANGES = frozenset({"SHUTDOWN", "STOP", "RESUME", "RESET", "SUSPEND", "WAKEUP"
 
 
 def machine_in_state(status: str, *, is_destination: bool, instance: str) -> ObservedMachine:
-    """Return what QEMU's run state says about a VM; CHANGING for a state that is not known.
-
-    `is_destination`: its process was started for a live migration and has not been resumed since; then a paused one is
-    CHANGING.
-    """
+    """Return what QEMU's run state says about a VM; CHANGING for a state that is not known."""
+    # `is_destination`: its process was started for a live migration and has not been resumed since; then a paused one
+    # is CHANGING.
     state, cause = _STATES.get(status, (ObservedState.CHANGING, StateCause.UNKNOWN))
     if is_destination and state is ObservedState.PAUSED:
         state, cause = ObservedState.CHANGING, StateCause.UNKNOWN
@@ -52,10 +50,8 @@ def machine_in_state(status: str, *, is_destination: bool, instance: str) -> Obs
 
 
 async def observe_instance(instance: QemuInstance, processes: QemuProcesses) -> ObservedMachine:
-    """Ask the QEMU of a VM that is defined on its host, and return the VM's state. Raises nothing.
-
-    Without a process it is OFF: by a CRASH if its pid file is left, since QEMU removes that when it ends by itself.
-    """
+    """Ask the QEMU of a VM that is defined on its host, and return the VM's state. Raises nothing."""
+    # Without a process it is OFF: by a CRASH if its pid file is left, since QEMU removes that when it ends by itself.
     try:
         answer = await processes.ask(instance, lambda monitor: monitor.execute("query-status"))
         status = str(answer["status"])
@@ -81,10 +77,7 @@ def _process_identity(instance: QemuInstance) -> str:
 async def changed_hosts(
     directories: Mapping[str, Path], *, scan_interval_s: float = _SCAN_INTERVAL_S
 ) -> AsyncGenerator[str, None]:
-    """Yield the name of a host for each change that QEMU reports about one of its VMs, and when QEMU ends.
-
-    A QEMU whose events another client listens to is not watched.
-    """
+    """Yield the name of a host for each change that QEMU reports about one of its VMs, and when QEMU ends."""
     changed: asyncio.Queue[str] = asyncio.Queue()
     watchers: dict[_Socket, asyncio.Task[None]] = {}
     scanner = asyncio.create_task(_watch_all(directories, changed, watchers, scan_interval_s))

@@ -58,10 +58,9 @@ class _KeptMonitor(NamedTuple):
 
 
 class QemuProcesses:
-    """Starts, reaches and ends the QEMU processes of VMs, including those that an earlier service started.
+    """Starts, reaches and ends the QEMU processes of VMs, including those that an earlier service started."""
 
-    A connection is kept open for a second for the next operation. One operation at a time per VM.
-    """
+    # A connection is kept open for a second for the next operation. One operation at a time per VM.
 
     def __init__(self, *, timeout_s: float, start_timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -145,10 +144,7 @@ class QemuProcesses:
                 await asyncio.sleep(_START_INTERVAL_S)
 
     async def start(self, instance: QemuInstance, argv: Sequence[str]) -> None:
-        """Start QEMU for this VM, and return once its monitor answers.
-
-        Refused with QEMU's last message if it ends first. After HostUnreachable it may come up later.
-        """
+        """Start QEMU for this VM, and return once its monitor answers."""
         child = instance.start(argv)
         self._children.append(child)
         deadline = asyncio.get_running_loop().time() + self._start_timeout_s
