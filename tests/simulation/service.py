@@ -54,7 +54,9 @@ class InlineWriter(WriterThread):
     def __init__(self, db: sqlite3.Connection, name: str) -> None:
         self._db, self._name, self._is_open, self.failures, self._mark = db, name, True, 0, None
 
-    async def write(self, write: Callable[[sqlite3.Connection], T], on_commit: Callable[[T], None] | None = None) -> T:
+    async def write(
+        self, write: Callable[[sqlite3.Connection], T], on_commit: Callable[[T], None] | None = None, *, rows: int = 1
+    ) -> T:
         if not self._is_open:
             raise Unavailable(f"the store {self._name!r} is closed")
         self._db.execute("BEGIN IMMEDIATE")

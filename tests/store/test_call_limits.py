@@ -85,7 +85,7 @@ def call(steps: int) -> Generator[Wait, Ready | int, str]:
 
 def test_a_call_ends_at_its_deadline_although_its_answer_goes_on(busy: LimitedConnection) -> None:
     busy.deadline = time.monotonic()
-    with pytest.raises(CallAborted, match="there was no complete answer within 10 s"):
+    with pytest.raises(CallAborted, match="there was no complete answer in time"):
         busy.wait(call(steps=1000))
 
 

@@ -117,6 +117,24 @@ def test_writes_of_one_iteration_of_the_event_loop_are_one_transaction(tmp_path:
     asyncio.run(scenario())
 
 
+def test_a_write_of_many_rows_has_more_time_than_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        writer = WriterThread(_new_database(tmp_path / "numbers.db"), "numbers", limit_s=0.05)
+        unblock, first = await _block_writer(writer)
+        large = asyncio.create_task(writer.write(partial(_insert, number=1), rows=1_000_000))
+        small = asyncio.create_task(writer.write(partial(_insert, number=2)))
+        with pytest.raises(Unavailable, match=r"for 0\.05 s, and may still save it"):
+            await small
+        assert not large.done()
+        unblock.set()
+        await large
+        await asyncio.gather(first, return_exceptions=True)
+        await writer.finish()
+        writer.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_write_during_which_the_file_is_replaced_fails_but_may_still_be_saved(tmp_path: Path) -> None:
     checks = iter([False, True, True])  # before the group, after its COMMIT, before the next group
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 from enum import StrEnum
 
@@ -19,10 +20,11 @@ class BreakingProxy:
     """Listens on a loopback port and forwards to `port`.
 
     `break_connection` arms it for one break, `silence_connection` for one connection that gets no answer any more.
+    Of answers it forwards `answers_per_s` bytes a second.
     """
 
-    def __init__(self, port: int) -> None:
-        self._target = port
+    def __init__(self, port: int, *, answers_per_s: float = float("inf")) -> None:
+        self._target, self._answers_per_s = port, answers_per_s
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._armed: tuple[bytes, BreakAt] | None = None
@@ -87,6 +89,7 @@ class BreakingProxy:
             while data := server.recv(65536):
                 if holds.is_set():
                     break
+                time.sleep(len(data) / self._answers_per_s)
                 client.sendall(data)
         _end(client, server)
 

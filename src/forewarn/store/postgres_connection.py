@@ -152,7 +152,7 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         if self.is_aborted:
             raise CallAborted("the call was ended")
         if time.monotonic() > self.deadline:
-            raise CallAborted(f"there was no complete answer within {CALL_LIMIT_S:g} s")
+            raise CallAborted("there was no complete answer in time")
 
 
 def _close_generator(gen: PQGen[Result]) -> None:

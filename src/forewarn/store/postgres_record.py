@@ -47,6 +47,7 @@ from forewarn.store.record import (
 )
 from forewarn.store.row_changes import (
     REPLICATED_TABLES,
+    ChangesByTable,
     decode_changes,
     delete_sql,
     encode_changes,
@@ -58,6 +59,8 @@ from forewarn.store.schema import REVISION, REVISIONS
 _ROWS_PER_FETCH = 1000
 _ROWS_PER_STATEMENT = 5000
 _LOG_BYTES_PER_READ = 1_000_000  # so that a call reads them within its limit, also on a slow network
+_LARGE_GROUP_BYTES = 1_000_000  # of its body: from here on a group is sent in parts, see `_send_large_group`
+_SLOWEST_BYTES_PER_S = 1_000_000  # a call with many bytes has this much more time: they must arrive at last
 _KEPT_GROUPS = 1000  # the log always has the last ones, so that a copy of an idle record stays valid
 _NODE_DAYS = 7  # a control node that has not described itself for longer is forgotten
 _WRITE_LIMITS = transaction_settings(lock_s=5, idle_s=LEASE_S)
@@ -103,6 +106,7 @@ _READ_LOG = """
         SELECT *, row_number() OVER (ORDER BY n) AS place, sum(octet_length(body)) OVER (ORDER BY n) AS bytes
         FROM (SELECT * FROM log WHERE n > %s ORDER BY n LIMIT %s) AS following
     ) AS measured WHERE place = 1 OR bytes <= %s ORDER BY n"""
+_READ_LENGTH = "SELECT octet_length(body) FROM log WHERE n = %s"
 _READ_MARK = "SELECT term, hash FROM log WHERE n = %s"
 _PRUNE_LOG = f"""
     DELETE FROM log WHERE at < clock_timestamp() - make_interval(secs => %s)
@@ -201,15 +205,22 @@ class PostgresRecord(SharedRecord):
     def commit(self, group: RecordGroup) -> None:
         db = self._connected()
         self._is_committing = self._wait_was_cancelled = False
+        body = group.body or encode_changes(group.changes)
         try:
-            with db.pipeline() as pipeline:
-                with db.sending_together():
-                    _send_group(db, group)
-                self._begin_call(db)  # the answer has all of its time, however long it took to encode the rows
-                pipeline.sync()  # the first round trip: only now the COMMIT is sent
+            if len(body) > _LARGE_GROUP_BYTES:
+                self._send_large_group(db, group, body)
                 self._is_committing = True
                 self._begin_call(db)
                 db.execute("COMMIT", prepare=False)
+            else:
+                with db.pipeline() as pipeline:
+                    with db.sending_together():
+                        _send_group(db, group, body)
+                    self._begin_call(db)  # the answer has all of its time, however long it took to encode the rows
+                    pipeline.sync()  # the first round trip: only now the COMMIT is sent
+                    self._is_committing = True
+                    self._begin_call(db)
+                    db.execute("COMMIT", prepare=False)
         except psycopg.Error as error:
             raise self._commit_error(group, db, error) from error
         if self._wait_was_cancelled:
@@ -232,6 +243,10 @@ class PostgresRecord(SharedRecord):
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
         def read(db: LimitedConnection) -> tuple[LeaseRow, RowList]:
             lease = _lease_row(db.execute(_READ_LEASE).fetchall())  # first: a group that follows meanwhile is no gap
+            if number == lease.number:
+                return lease, []
+            lengths = db.execute(_READ_LENGTH, (number + 1,)).fetchall()
+            self._begin_call(db, lengths[0][0] or 0 if lengths else 0)
             return lease, db.execute(_READ_LOG, (number, limit, _LOG_BYTES_PER_READ), binary=True).fetchall()
 
         lease, rows = self._call(read)
@@ -329,6 +344,29 @@ class PostgresRecord(SharedRecord):
         self._is_closed = True
         self._disconnect()
 
+    def _send_large_group(self, db: LimitedConnection, group: RecordGroup, body: bytes) -> None:
+        """Send everything but the COMMIT of a group that takes seconds, such as a change of a whole fleet.
+
+        The fence locks the lease, so it comes last: otherwise nobody could renew the lease meanwhile, this node would
+        be suspended, and another one would take over. The fence holds wherever it stands, because all of the
+        transaction is undone if it finds another holder. Each part is a call with a limit of its own.
+        """
+        db.execute("BEGIN")
+        db.execute(_WRITE_LIMITS)
+        db.execute("LOCK TABLE lease IN ROW EXCLUSIVE MODE")  # of the table, not the row: for END_STALLED_HOLDER
+        grouped = group_changes(group.changes)
+        for table, keys in grouped.deletes.items():
+            for part in _parts(keys):
+                self._begin_call(db)
+                db.cursor().executemany(delete_sql(table, "%s"), part)
+        for sql, parameters in _upserts(grouped):
+            self._begin_call(db, len(body))
+            db.execute(sql, parameters)
+        self._begin_call(db, len(body))
+        db.execute(_ADD_TO_LOG, _log_values(group, body))
+        self._begin_call(db)
+        db.execute(_FENCE, _fence_values(group))
+
     def _commit_error(self, group: RecordGroup, db: LimitedConnection, error: psycopg.Error) -> ForewarnError:
         """Return what a failed commit raises; leaves no transaction open."""
         if self._is_committing:
@@ -346,6 +384,8 @@ class PostgresRecord(SharedRecord):
             return self._fence_error(group)
         if isinstance(error, psycopg.DataError):
             return RowsRejected(f"{self._name} cannot store a value of this change ({failure_text(error)})")
+        if self.read_lease().term != group.term:  # a large group meets the rows of the next holder before the fence
+            return self._fence_error(group)
         return RecordMismatch(f"{self._name} differs from the copy of this node: {failure_text(error)}")
 
     def _not_replicated(self, group: RecordGroup) -> NotReplicated:
@@ -421,8 +461,9 @@ class PostgresRecord(SharedRecord):
         self._begin_call(self._db)
         return self._db
 
-    def _begin_call(self, db: LimitedConnection) -> None:
-        db.deadline = time.monotonic() + CALL_LIMIT_S
+    def _begin_call(self, db: LimitedConnection, length: int = 0) -> None:
+        """Give the next call its time; `length` is how many bytes it sends or receives, if they are many."""
+        db.deadline = time.monotonic() + CALL_LIMIT_S + length / _SLOWEST_BYTES_PER_S
 
     def _disconnect(self) -> None:
         db, self._db = self._db, None
@@ -436,20 +477,35 @@ class PostgresRecord(SharedRecord):
             self._wait_was_cancelled = True
 
 
-def _send_group(db: LimitedConnection, group: RecordGroup) -> None:
+def _send_group(db: LimitedConnection, group: RecordGroup, body: bytes) -> None:
     """Queue everything but the COMMIT in the pipeline of the connection."""
     db.execute("BEGIN")
     db.execute(_WRITE_LIMITS)
-    db.execute(_FENCE, (group.seq, group.clock, group.term, group.number - 1))
+    db.execute(_FENCE, _fence_values(group))
     cursor, grouped = db.cursor(), group_changes(group.changes)
     for table, keys in grouped.deletes.items():
         cursor.executemany(delete_sql(table, "%s"), keys)
+    for sql, parameters in _upserts(grouped):
+        cursor.execute(sql, parameters)
+    db.execute(_ADD_TO_LOG, _log_values(group, body))
+
+
+def _upserts(grouped: ChangesByTable) -> Iterator[tuple[bytes, tuple[object, ...]]]:
     for (table, width), rows in grouped.upserts.items():
-        for at in range(0, len(rows), _ROWS_PER_STATEMENT):
-            part = rows[at : at + _ROWS_PER_STATEMENT]
-            cursor.execute(upsert_all_sql(table, width), array_parameters(table, part))
-    body = group.body or encode_changes(group.changes)
-    db.execute(_ADD_TO_LOG, (group.number, group.term, group.revision, group.seq, group.clock, body, group.hash))
+        for part in _parts(rows):
+            yield upsert_all_sql(table, width), array_parameters(table, part)
+
+
+def _parts(rows: Sequence[SqlValues]) -> Iterator[Sequence[SqlValues]]:
+    return (rows[at : at + _ROWS_PER_STATEMENT] for at in range(0, len(rows), _ROWS_PER_STATEMENT))
+
+
+def _fence_values(group: RecordGroup) -> SqlValues:
+    return (group.seq, group.clock, group.term, group.number - 1)
+
+
+def _log_values(group: RecordGroup, body: bytes) -> SqlValues:
+    return (group.number, group.term, group.revision, group.seq, group.clock, body, group.hash)
 
 
 def _lease_row(rows: RowList) -> LeaseRow:

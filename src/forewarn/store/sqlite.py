@@ -263,8 +263,9 @@ class SqliteStore(Store):
         )
 
     async def commit(self, commit: Commit) -> int:
+        rows = len(commit.scopes) + len(commit.vms) + len(commit.events)
         try:
-            applied = await self._writer.write(lambda db: writes.apply_commit(db, commit), self._on_commit)
+            applied = await self._writer.write(lambda db: writes.apply_commit(db, commit), self._on_commit, rows=rows)
         except Conflict:
             self._scope_cache.evict(scope.id for scope in commit.scopes)  # another process may have written them
             raise

@@ -23,6 +23,8 @@ from forewarn.store.sqlite_file import StoreFileDisplaced
 
 MAX_GROUP_SIZE = 512  # writes in one transaction: limits how long the first of them waits
 _MAX_QUEUED_TOGETHER = MAX_GROUP_SIZE // 2
+_MANY_ROWS = 1000  # a write of more rows, such as a change of a whole fleet, has a longer limit
+_ROWS_PER_S = 1000  # that a slow record still writes
 
 Result = TypeVar("Result")
 WriteOutcome = tuple[Any, BaseException | None]  # result, or error
@@ -31,8 +33,8 @@ WriteOutcome = tuple[Any, BaseException | None]  # result, or error
 class _WriteLimit:
     """Gives up writes that were queued together, `limit_s` after the first of them: one timer for all."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float, error: Callable[[], Exception]) -> None:
-        self._error = error
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float, store: str) -> None:
+        self.limit_s, self._store = limit_s, store
         self._futures: list[asyncio.Future[Any]] = []
         self._answered = 0
         self._timer = loop.call_later(limit_s, self._give_up)
@@ -49,7 +51,12 @@ class _WriteLimit:
     def _give_up(self) -> None:
         for future in self._futures:
             if not future.done():
-                future.set_exception(self._error())
+                future.set_exception(
+                    Unavailable(
+                        f"the store {self._store!r} has not confirmed a write for {self.limit_s:g} s, and may still "
+                        "save it: check whether it did before you try again"
+                    )
+                )
 
 
 class _WriteJob(NamedTuple):
@@ -128,14 +135,18 @@ class WriterThread:
         self._thread.start()
 
     async def write(
-        self, write: Callable[[sqlite3.Connection], Result], on_commit: Callable[[Result], None] | None = None
+        self,
+        write: Callable[[sqlite3.Connection], Result],
+        on_commit: Callable[[Result], None] | None = None,
+        *,
+        rows: int = 1,
     ) -> Result:
         """Run `write` on the thread, with its connection and in a transaction; return its result once durable.
 
         `write` may run several times, after a rollback because of another write: it must change only the database.
         `on_commit` is called with the result before this returns, on the event loop, in commit order, even if the
-        caller was cancelled. After an error nothing of this write is stored, unless it says that it may be saved, or
-        that the process must end (MustStop).
+        caller was cancelled. `rows` is about how many it writes: many have more time. After an error nothing of this
+        write is stored, unless it says that it may be saved, or that the process must end (MustStop).
         """
         if not self._is_open:
             raise Unavailable(f"the store {self._name!r} is closed and accepts no writes: open it again")
@@ -146,18 +157,15 @@ class WriterThread:
             self._queues_on = loop
             loop.call_soon(self._queue_writes)
             if self._limit_s is not None:
-                self._limit = _WriteLimit(loop, self._limit_s, self._limit_error)
-        if self._limit is not None:
-            self._limit.add(future)
-        self._unqueued.append(_WriteJob(write, on_commit, future, self._limit))
+                self._limit = _WriteLimit(loop, self._limit_s, self._name)
+        limit = self._limit
+        if limit is not None:
+            if rows > _MANY_ROWS:
+                limit = _WriteLimit(loop, limit.limit_s + rows // _ROWS_PER_S, self._name)
+            limit.add(future)
+        self._unqueued.append(_WriteJob(write, on_commit, future, limit))
         result: Result = await future
         return result
-
-    def _limit_error(self) -> Unavailable:
-        return Unavailable(
-            f"the store {self._name!r} has not confirmed a write for {self._limit_s:g} s, and may still save it: check "
-            "whether it did before you try again"
-        )
 
     async def finish(self) -> None:
         """Do the queued writes and end the thread; later writes raise Unavailable. May be called again."""
