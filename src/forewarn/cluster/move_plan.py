@@ -1,8 +1,4 @@
-"""What a move over two host nodes does next, as a pure function of what the nodes have answered.
-
-The active node keeps no durable state of a move: after a restart it asks for each step again, and the ledgers of the
-hosts answer what was done. Precedence: never two running copies, then never lost, then never left behind.
-"""
+"""What a move over two host nodes does next, as a pure function; `forewarn.hypervisor.moves` has the argument."""
 
 from __future__ import annotations
 

@@ -20,12 +20,7 @@ _READY_NOW = -1.0  # no due time is negative
 
 
 class GateService:
-    """Releases gates whose events are all ready, and starts these events; the reconciler calls it.
-
-    A release is stored first, then the events start, each scope in a commit of its own. If the process dies or the
-    store fails after the first start, the other events start later. If nothing has started, the release is void: the
-    gate is decided again, because its window may have closed meanwhile.
-    """
+    """Releases gates whose events are all ready, and starts these events; see `core.release`."""
 
     def __init__(self, transactions: ScopeTransactions) -> None:
         self._transactions = transactions

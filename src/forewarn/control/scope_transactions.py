@@ -1,5 +1,66 @@
 """Transactions on one scope: load, decide, commit on the version that was read, retry on conflict."""
 
+# How a decision becomes a fact.
+#
+# The invariant. What is committed was decided on exactly what was stored: the scope, the hosts to which it sends VMs,
+# the gates and requests that the commit writes. Each carries the version that was read, the store adds one at the
+# commit, and a commit that relies on an older version raises Conflict and writes nothing. So of two decisions on the
+# same version one wins, and the other one is made again on what the first one left. Locks are not part of that
+# argument.
+#
+# The order within one attempt, and why:
+#
+# - The scope is loaded after the lock of the scope was taken. The lock only keeps callers of this process from
+#   conflicting with each other all the time; it makes conflicts rare, versions make them harmless.
+# - The context is read after the scope: time, released gates, failed hosts, faults, hold. It is frozen. A decision is a
+#   function of these two values, so it may be repeated, thrown away, or made for a preview.
+# - Destinations are chosen before the decision and reserved until the commit has ended, so that concurrent moves spread
+#   over hosts. The reservation is in memory and protects nothing; what does is that the commit names the hosts and
+#   their versions (`_commit_for`). A host that fails meanwhile makes the commit conflict, and the next attempt chooses
+#   another one. A commit that brings a VM to a host does not change the host's version but its count of arrivals, so
+#   two moves to one host agree.
+# - The next wake-up is computed from the decided scope and is part of the same commit. If the process dies right after,
+#   the next one finds the scope due at the right time.
+# - `extra_commit` joins the same transaction. Across scopes there is none: a request over several scopes is committed
+#   with its planned events, and each scope applies its own later, in one transaction that also deletes the plan. So a
+#   planned event is published once, however often a process dies on the way.
+# - An unchanged scope is not written. A write wakes the reconciler and the gates of the scope, so a pass would never
+#   come to its end.
+#
+# Attempts end at 20. Conflicts come from commits that write several scopes, such as a change of the fleet, and from
+# writers in other processes. Each one means that somebody else made progress; after 20 the caller is told that the
+# scope kept changing.
+#
+# Memory follows commits, never answers. Placement, faults, gates, rollouts and the executor learn what is stored only
+# from `on_commit`, which the store calls once for each commit, in their order, before the caller's `await` returns and
+# even if the caller was cancelled. A caller must not conclude anything from an error: Unavailable may mean that the
+# write is saved later (the store of a cluster stops waiting after some seconds, and the writer goes on). The end of
+# `core.release`'s essay tells of code that concluded it all the same.
+#
+# Two values are known to decisions before they are stored, because a promise is attached to them. A hold is in
+# `hold_reason` before its commit, and a pause takes `publication_lock`, which a batch of publications holds: after the
+# answer to a hold or a pause nothing more is published. Both can be set too early without harm, because a held event
+# only waits.
+#
+# What a crash leaves. Before the commit: nothing; reservations and locks are gone with the process. After it: the scope
+# with its wake-up, history entries, deleted plans and woken gates, all or none. Acts of a started event are in the
+# commit, so the next process performs them. Nobody was told anything that the store does not have, because answers
+# follow commits.
+#
+# Gates are cached (`_gates`) as "may its events start". True comes from a release that this process has committed
+# itself. For a release that it finds in the store, it asks whether an event behind the gate has started; if none has,
+# the release is void (see `core.release`). If nothing starts after a release of our own, `forget_gate` makes that
+# question be asked again.
+#
+# What was tried and taken back:
+#
+# - Decisions that returned lists of changes: each had to keep what it returned and the scope that it went on with
+#   consistent by hand. Now the commit is the difference between two scopes, and a decision cannot forget a write.
+# - Decisions that reserved hosts and counted faults while they ran: every caller had to release them after every error.
+# - The lock of the reconciler, held by each caller that changed hosts: hosts were plain rows then. With versions, two
+#   writers may decide about one host at any time, also in different processes. One lock is left: decisions wait for
+#   each other while a fault with a count is set, which only a lab does.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,79 @@
 """Decides when a scheduled event may start, and says what it waits for until then (spec §6.2)."""
 
+# When does a scheduled event start?
+#
+# The invariant. An event starts only when its VMs had the notice that they were promised, or one of them has approved;
+# when no other act is moving its VM; when no other update domain of the scope is in planned maintenance; and together
+# with the other events of its host (spec §6.2, §6.4). In doubt it waits. Waiting too long costs an operator time, and
+# the wait has a text that says for what; starting too early cannot be taken back.
+#
+# Everything is derived, nothing is counted down. `start_wait` reads the scope and the context and returns the first
+# thing that is in the way. It stores nothing and has no memory, so a crash cannot lose a step of it. Its answer also
+# says until when: the scope's next wake-up is the earliest `until` of its events (`core.reconcile.next_wake_at`),
+# stored in the same commit as the decision. A wait without an `until` ends by a commit that somebody else makes, and
+# each of these commits leads back here: an approval, an outcome or a withdrawal changes the scope itself; a hold that
+# is lifted and checks that become clear decide the scopes of the events that they held (`reconcile_scopes_of`); a gate
+# is decided again whenever a commit changes a scope with an event behind it (`core.commit.scope_commit` wakes it).
+#
+# The order of the checks. May it start? does not depend on it, because all of them must pass. What people read does,
+# and also when the scope is looked at next: the first wait is shown. Move comes first, since even an approved event
+# waits for it: an act is performed where the VM is, and when the move has ended the event may not be needed any more.
+# Then what only time or a person ends (notice, window, hold, checks, the two graces), then what other events end
+# (Terminates of the placement group, another update domain), and the gate last, because behind it wait events that lack
+# nothing else.
+#
+# What an approval overrides. A VM that approves says that it is ready now. So an approved event does not wait for
+# notice, window, hold, checks or either grace. It still waits for a move, for another update domain and for its gate:
+# these protect other VMs, for which it cannot speak.
+#
+# Gates. Work on a whole host starts in several scopes, and no transaction spans scopes. A gate does it in three steps:
+#
+# - all events behind it wait for nothing but the gate (`waits_only_for_gate`), and none is still to be published;
+# - the release is stored, and the gate stays due;
+# - each scope starts its events in a transaction of its own, where `start_wait` is asked once more.
+#
+# Then the gate is not due any more. Ready means *free to start*, not only approved: a gate that was released as soon as
+# all of its events were approved could find another update domain down in one of the scopes, and half of the host would
+# start. Reserving the update domain for a gate instead would let two gates that share two scopes wait for each other
+# for ever. As it is, nothing is reserved; the price is that a gate is looked at often.
+#
+# A release is a statement about one moment. Windows close and holds are set, while the events behind the gate start one
+# after the other. Therefore two rules, which pull in opposite directions:
+#
+# - Once one event behind it has started, the release is final. The others no longer wait for window, hold, checks and
+#   graces (`_is_gate_released` in each of them): a host that is half in maintenance is worse than one that is late.
+#   They still wait for their notice, for a move and for another update domain.
+# - As long as none has started, the release is void (`control.scope_transactions.is_gate_released`), and the gate is
+#   decided again.
+#
+# A released gate counts as a start for the other update domains of its scopes (`_has_precedence`). Without that, an
+# event that is approved between the release and the starts could take the scope, and the gate's own event would be left
+# behind.
+#
+# What a crash leaves:
+#
+# - Before the release: facts (approved at, NotBefore). The next process reads the same scope and decides the same.
+# - After the release, before the first start: a void release. The gate is still due, is decided by what is true now,
+#   and the history says that its events must wait again.
+# - After the first start: a gate that is due, and events that wait for it. They start in the next pass.
+# - After the last start, before the gate is stored as no longer due: a gate that is due with nothing behind it.
+#
+# After any of these `resumed_at` is set, and an event whose notice ended while nobody could poll waits for the grace
+# period. A control node that takes over within seconds sets none, because VMs could poll. If the node of a single host
+# was silent, the silence grace does the same for the VMs there, for at most MAX_SILENCE_S: a host that never returns
+# must not stop the work.
+#
+# What was tried and taken back:
+#
+# - A stored release counted at once and for good. When the service ended between release and starts, the events started
+#   at any later time: outside of their window, during a hold, without the grace period. Hence the void release.
+# - Approvals that do not wake their gate while another VM of the host must still approve. It saved two writes of a row
+#   that does not change, and made approvals in a cluster about a fifth faster. It needed a memory of what each gate
+#   waits for, and that memory was wrong after a write that the store gave up waiting for and saved later: it was taken
+#   for one that did not happen, and the gate slept until NotBefore. Waiting for the decisions under way instead let a
+#   steady stream of approvals delay a pass. To get that speed safely, a process must know which writes of a scope are
+#   unconfirmed.
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -47,12 +121,7 @@ class StartWait:
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
     """Return the first thing that a scheduled event waits for; None: it may start now. Changes nothing.
 
-    An event without impact always waits, until it ends. The reasons of others are checked in this order: move, notice,
-    maintenance window, hold or health checks, grace, silent hosts, Terminates of its placement group, update domain,
-    gate. An approved event does not wait for notice, window, hold, checks, grace and silent hosts; one whose gate is
-    released waits for its notice, but not for the others of these. The move is first because no approval starts an
-    event while its VM is being moved, unless it evicts, deletes or deallocates the VM, nor while the VM is being
-    evicted, deleted or deallocated; afterwards the event may not be needed. Does not check that the event is scheduled.
+    Does not check that the event is scheduled. An event without impact always waits, until it ends.
     """
     return (
         _recommendation_wait(event)

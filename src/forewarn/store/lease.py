@@ -1,10 +1,58 @@
-"""The lease of the active control node: renewed from a thread, suspended while it may have expired.
+"""The lease of the active control node: renewed from a thread, suspended while it may have expired."""
 
-The server's clock alone decides whether another node may take the lease. This node counts on its own monotonic clock,
-from before it sent its last successful renewal: after LEASE_S it is suspended, and must neither act nor write, until a
-renewal shows that nobody has taken the lease meanwhile. A renewal waits for the server's standby like every commit, so
-a node beside an isolated old primary is suspended, too.
-"""
+# Why an active control node may act.
+#
+# The invariant. At any time at most one node changes the fleet, and a node that is not sure neither acts nor refuses
+# anything. The first half does not depend on this module: every group of writes begins with an update of the lease row
+# under the writer's term (the fence, see `postgres_record`), so a deposed node writes nothing, however late it comes.
+# What a fence cannot stop is what a node *says* and *does* from memory: an order to a host, a heartbeat, a refusal. For
+# that a node must know by itself, without asking anybody, that its lease may be over.
+#
+# Two clocks, and no comparison between them. Whether another node may take the lease is decided by the clock of the
+# record's server alone. When this node must stop is decided by its own monotonic clock, which runs on while the process
+# is stopped. It counts from *before* it sent its last renewal: the server began to count at some time after that, so
+# this node's three seconds end first, as long as both clocks run at the same speed. Counting from the answer would add
+# the time on the network, in the wrong direction.
+#
+# HELD, SUSPENDED, DEPOSED. Past LEASE_S without a renewal the node is suspended. It answers reads, which may be old by
+# as much, and 503 to changes: a refusal would be a statement about a state that may be gone. A suspended node is not
+# deposed. The next renewal that gets through finds the row still in its term, and the node goes on where it was; so an
+# outage of PostgreSQL, however long, restarts nothing. If the term is another one, the process ends. Nobody takes its
+# memory apart and builds it again: that would be a second way to start, rarely used and rarely tested.
+#
+# A renewal is a COMMIT like any other and waits for the synchronous standby. It must: a node beside an isolated old
+# primary could renew there for ever, while the promoted standby has another holder. Three more ways to lose the lease
+# without another holder in sight:
+#
+# - The server is at a lower number than the last group of this node, under the same term: a standby was promoted that
+#   lacks commits. The node is deposed, because what it has answered is not there any more.
+# - The server demands no synchronous standby, and once did: suspended, until it demands one again, or somebody says
+#   that this is meant (`forewarn store without-standby`). Otherwise one more failure would lose what was answered.
+# - The event loop of this process has not run for PROGRESS_LIMIT_S: not renewed. A process that cannot answer must not
+#   keep the lease from one that can.
+#
+# Why two threads. Renewals have a thread and a connection of their own, so that neither a busy event loop nor a large
+# commit delays them. But a renewal that waits for a missing standby blocks its thread for longer than the lease lasts,
+# so it can neither notice that three seconds are over nor find out why. The second thread does both. Its interval of
+# 0.25 s is only when others hear of it: who is about to act asks `state`, which is computed, not remembered. A commit
+# counts as a renewal, because it is one.
+#
+# What a crash leaves. A row that expires within three seconds; the next holder takes it under the next term and applies
+# the log up to the number in the row before it serves anybody. `release` expires the row at once, for a planned change.
+# A node that is stopped (not killed) in the middle of a write also holds the lock of the row, and would hold it for
+# ever: the one who takes the lease ends its session.
+#
+# What was tried and taken back:
+#
+# - PostgreSQL's own limit on idle transactions, to free the row of a stopped node. It does not run within a pipeline,
+#   and a write is one.
+# - The fence alone, without suspension. A stopped process that went on after another one had taken over wrote nothing,
+#   but answered calls that had queued up: a client was refused a restart because of an event that the new node had long
+#   ended.
+# - Orders that were checked against the lease once for each act. A pause between the check and the sending is enough;
+#   each order is checked right before each time that it is sent.
+# - Describing the node with a normal commit. A node that waits for the standby could not say so, since its description
+#   waited, too.
 
 from __future__ import annotations
 
@@ -35,16 +83,12 @@ class LeaseState(StrEnum):
 class HeldLease:
     """A lease that this control node has taken, and the two daemon threads that renew and watch it.
 
-    Only the node with the lease may write to the record (PostgreSQL). Make one after `SharedRecord.take_lease` returned
-    `lease`; call `start` once, and `release` or `stop` at the end. The caller keeps `record`: the threads have
-    connections of their own. `sent_at` is the monotonic time before `take_lease` was called. The lease is renewed each
-    second; without a renewal for LEASE_S (3 s) it is suspended, and at once if the server no longer demands the
-    synchronous standby that it once did. `on_change` is called with each new state, on one of the threads or the
-    caller's, and must not block. `has_progress` says whether the event loop has run lately: while it has not, the lease
-    is not renewed. `known` returns the number of the last group that this node has written: a server without it has
-    lost commits, and the lease with them. `on_lost` gets, on a thread and perhaps repeatedly, what is reported as lost.
-    Each minute the first thread also prunes the record's log, which keeps an hour. All methods but `start` may be
-    called from any thread.
+    Make one after `SharedRecord.take_lease` returned `lease`; call `start` once, and `release` or `stop` at the end.
+    The caller keeps `record`: the threads have connections of their own. `sent_at` is the monotonic time before
+    `take_lease` was called. `on_change` is called with each new state, on one of the threads or the caller's, and must
+    not block. `has_progress` says whether the event loop has run lately, `known` the number of the last group that this
+    node has written. `on_lost` gets, on a thread and perhaps repeatedly, what is reported as lost. All methods but
+    `start` may be called from any thread.
     """
 
     def __init__(

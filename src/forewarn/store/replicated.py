@@ -1,9 +1,69 @@
-"""The store of the active control node: a SQLite copy whose writes are committed to the record first.
+"""The store of the active control node: a SQLite copy whose writes are committed to the record first."""
 
-In the writer's thread: the group runs on the copy (version conflicts are found there), the changed rows are committed
-to the record under the term of the lease, then the copy is committed, and the callers get their answers. After a crash
-in between, the copy is one group behind and the log has that group.
-"""
+# Two databases, one truth: the order of the commits.
+#
+# The invariants. What a caller was told is in the record. The copy is never ahead of the record. The copy, the log and
+# the tables of the record have the same rows in the same order of groups.
+#
+# The record is PostgreSQL; every node has a copy, an ordinary SQLite store. The service reads the store in some 260
+# places, on its event loop, and relies on answers within microseconds. That is why reads go to the copy. And the copy
+# is exact for the node that holds the lease, since nobody else writes: version conflicts are found there, by the same
+# code as on a single machine, and the record needs no serializable transactions.
+#
+# One group of writes, in the writer's thread:
+#
+#     copy:    BEGIN; run the writes; a write that conflicts is undone alone
+#     copy:    read back the rows that have changed, write the new position
+#     record:  fence, rows, log; COMMIT
+#     copy:    COMMIT
+#     answers, then subscribers
+#
+# The copy runs first, because only it can tell which writes conflict, and which numbers the rows get. The record
+# commits first, because what is in the record cannot be taken back. The other way round, a crash would leave the copy
+# ahead of the record, with rows that no other node will ever see. Answers come last. The rows are captured by triggers
+# and read back, so that no statement exists in two dialects, and an autoincrement or a default is the same everywhere.
+#
+# The position (term, number and chained hash of the last group) is a row of the copy, written in the transaction of the
+# group. So each copy knows exactly which groups it has, whatever happens to its process. The hash covers all groups
+# before it: two nodes with the same hash have the same past, and a record that has another hash under a known number
+# has lost something.
+#
+# What a crash leaves:
+#
+# - Before the COMMIT of the record: nothing anywhere. The copy rolls back.
+# - Between the two COMMITs: the record has the group and the copy has not. Nobody was answered. The next start applies
+#   it from the log; if the log does not reach back that far, the copy is built again from a snapshot.
+# - After both: nothing to do. The caller may not have its answer; a request key makes its repetition harmless.
+#
+# If the copy cannot be committed after the record, this process must end (`failed`): it would go on deciding on rows
+# that are older than what is true.
+#
+# The answer to COMMIT may be lost. It may have taken effect, and neither guess is allowed: "failed" would let the
+# caller repeat it, "done" may be a lie. `_find_out` asks on a new connection. It reads the lease row with a lock, which
+# waits for the old transaction if that is still running, and then looks up the number of the group in the log under
+# this node's term: only this node writes in its term. Until there is an answer the writer waits, and so do all writes
+# behind it; a caller gets Unavailable after WRITE_LIMIT_S, which does not mean that the write failed. If the record
+# stays away while the service stops, the next start finds the group in the log, or does not.
+#
+# Only a connection that is lost at COMMIT is unknown. That is why `PostgresRecord.commit` first sends everything else
+# and waits for its answer: a failure there is a certain one. The price is a second round trip for each group.
+#
+# A COMMIT that PostgreSQL reports as done may still not be on the standby, if somebody cancelled its wait: the server
+# says so only in a warning. That counts as `NotReplicated`, and the process ends; whether the group survives is for the
+# next holder to see.
+#
+# What stays out of the record: polls. Each node knows those that it has seen, and the last request of a scope is
+# written once an hour. Nothing that was promised depends on them.
+#
+# What was tried or considered, and not kept:
+#
+# - Sending PostgreSQL the statements that ran on SQLite. Each would exist in two dialects, and values that the engines
+#   make by themselves would differ.
+# - One statement for each row, and a callback in Python for each row that changes. The driver and the interpreter cost
+#   more than the rows; one statement for each table with an array for each column, and triggers that only note keys,
+#   took their place.
+# - Advisory locks for the lease. They belong to a session, say nothing to a node that has lost it, and do not pass a
+#   pooler.
 
 from __future__ import annotations
 

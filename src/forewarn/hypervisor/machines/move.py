@@ -1,11 +1,6 @@
 """The protocol of a move between two hosts, as a pure function: what a live or cold move does next.
 
-A move has three durable parts: *prepare* on the destination, *release* by the source, and *activate* on the
-destination. It activates only with a recorded release: the source reported that the VM is stopped or was sent, or the
-source was fenced, or is silent and does not hold the locks of the VM's disks. Until then a failure undoes the
-preparation and the VM continues on the source. Afterwards the VM goes back only if it certainly does not run on the
-destination: that cannot boot it and has forgotten it, or is down. In order of priority: there are never two running
-copies, the VM is never lost, and it is never left paused.
+One process sees both hosts here. The rules, and why there are never two running copies: `forewarn.hypervisor.moves`.
 """
 
 from __future__ import annotations
