@@ -141,7 +141,7 @@ docs: $(STAMP) ## write the generated pages and the tour of docs/ again (starts 
 	$(BIN)/python -m tools.docs
 	$(BIN)/python -m bench.scale
 
-screenshots: ## take the picture of the portal in docs/ again (as root; installs Chromium)
+screenshots: ## take the pictures of the portal and of a report in docs/ again (as root; installs Chromium)
 	@tests/browser/install_browser.sh $(PORTAL) $(PYTHON)
 	$(PORTAL)/bin/python -m tools.docs.screenshot
 

@@ -17,6 +17,7 @@ TUTORIALS = ("first-ten-minutes", "handler-in-ci", "crash-test-my-handler")
 # (page, language) → the test that runs or reads the blocks; the test names the page or its folder.
 TESTED_BY = {
     ("README.md", "sh"): "tests/e2e/test_readme.py",
+    ("docs/index.md", "console"): "tests/tools/test_site.py",
     ("docs/how-to/agent.md", "toml"): "tests/agent/test_documentation.py",
     ("docs/how-to/azure.md", "azurecli"): "tests/azure/test_az_tour.py",
     ("docs/how-to/commands.md", "toml"): "tests/hypervisor/test_documentation.py",

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 
 pytestmark = pytest.mark.portal
 SITE = Path(__file__).parents[2] / "site"
-DIAGRAM_PAGES = ["index", "explanation/scheduled-events", "contributing/architecture", "reference/lifecycle"]
+DIAGRAM_PAGES = ["explanation/scheduled-events", "contributing/architecture", "reference/lifecycle"]
 
 
 @pytest.fixture(params=["light", "dark"])
@@ -63,3 +63,8 @@ def test_a_phone_shows_the_home_page_without_scrolling_sideways(page: Page) -> N
     open_page(page, "index")
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert (
+        page.evaluate("""[...document.querySelectorAll(".home *")].filter(part => part.scrollWidth > part.clientWidth
+        && getComputedStyle(part).display !== "inline").map(part => part.outerHTML)""")
+        == []
+    )

@@ -1,4 +1,4 @@
-"""The README: short, with a picture and a tour, two commands that exist, and links that lead somewhere."""
+"""The README: short, with pictures and a tour, two commands that exist, and links that lead somewhere."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_the_two_commands_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 
 
-def test_the_readme_shows_the_portal_and_a_tour_in_the_terminal() -> None:
+def test_the_readme_shows_a_grade_the_portal_and_a_tour_in_the_terminal() -> None:
     pictures = re.findall(r"^!\[(.+)\]\((.+)\)$", README, re.MULTILINE)
-    assert [path for _, path in pictures] == ["docs/portal.png", "docs/tour.svg"]
+    assert [path for _, path in pictures] == ["docs/report.png", "docs/portal.png", "docs/tour.svg"]
     assert all((ROOT / path).stat().st_size < MAX_PICTURE_BYTES for _, path in pictures)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.support.markdown_pages import blocks
+from tools.docs.executable_page import CommandStep, page_steps
 from tools.site.check import external_resources
 from tools.site.staging import DOCS, ROOT, site_path, stage
 
@@ -22,7 +25,18 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_pages_and_scripts_are_staged(staged: Path) -> None:
     pages = {page.relative_to(DOCS) for page in DOCS.rglob("*.md")}
     assert pages <= {page.relative_to(staged) for page in staged.rglob("*.md")}
-    assert {path.name for path in (staged / "assets").iterdir()} == {"mermaid.min.js", "diagrams.js", "site.css"}
+    assets = {path.name for path in (staged / "assets").iterdir()}
+    assert assets == {"mermaid.min.js", "diagrams.js", "site.css", "icon.svg"}
+
+
+def test_the_terminal_of_docs_index_shows_what_the_first_tutorial_runs_and_prints() -> None:
+    tutorial = DOCS / "tutorials" / "first-ten-minutes.md"
+    run = [step.command for step in page_steps(tutorial.read_text(encoding="utf-8")) if isinstance(step, CommandStep)]
+    (terminal,) = [block.text for block in blocks(DOCS / "index.md") if block.language == "console"]
+    lines = re.sub(" +", " ", re.sub(r"\\\n +", "", terminal)).splitlines()
+    assert [line for line in lines if line.startswith("$ ") and line.removeprefix("$ ") not in run] == []
+    printed = re.sub(" +", " ", tutorial.read_text(encoding="utf-8"))
+    assert [line for line in lines if not line.startswith(("$ ", "…")) and line not in printed] == []
 
 
 def test_files_outside_docs_that_pages_link_to_are_staged_beside_them(staged: Path) -> None:

@@ -41,7 +41,7 @@ def test_the_picture_is_a_small_svg_file_with_a_title() -> None:
 def test_the_picture_refers_to_nothing_outside_and_has_no_script() -> None:
     root = ElementTree.fromstring(PICTURE)
     assert {element.tag.removeprefix(SVG) for element in root.iter()} == {
-        *("svg", "title", "desc", "style", "rect", "path", "g", "text", "tspan"),
+        *("svg", "title", "desc", "style", "rect", "path", "circle", "g", "text", "tspan"),
     }
     names = {name for element in root.iter() for name in element.attrib}
     assert not [name for name in names if "href" in name or name.startswith("on")]

@@ -1,20 +1,28 @@
-"""Takes docs/portal.png: the first page of the portal, in light mode, of a lab where things happen.
+"""Takes the pictures in docs/: the portal of a lab where things happen, and the crash test's report of a bad handler.
 
-`make screenshots` runs it in an environment that has Playwright, with Debian's Chromium.
+`make screenshots` runs it in an environment that has Playwright, with Debian's Chromium. The crash test takes four
+minutes; `python -m tools.docs.screenshot portal.png` takes only the pictures that it names.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 from tools.docs.executable_page import ROOT, CommandStep, PageShell, chosen_ports, open_page_shell
 
-PICTURE = ROOT / "docs" / "portal.png"
-_SIZE = {"width": 1440, "height": 1000}
-_SCALE = 1.2
+DOCS = ROOT / "docs"
+PORTAL, REPORT, REPORT_PHONE, CASE = "portal.png", "report.png", "report-phone.png", "report-case.png"
+_HANDLERS = ROOT / "examples" / "handlers"
+_CASE = "whom-neighbour-only"  # whose timeline REPORT's report shows in CASE
 _POLL = "http://127.0.0.{last}:8254"
 _POLLING_VMS = (1, 2, 3, 4, 5)  # the last byte of their addresses
 _WHAT_HAPPENS = (
@@ -27,6 +35,10 @@ _WHAT_HAPPENS = (
     "forewarn clock speed 0",  # so that the restart stays in progress
     "forewarn guest approve --own --endpoint http://127.0.0.1:8254",
 )
+_CRASH_TEST = (
+    "forewarn crash-test --claims bad/claims.toml --prepared 'test -s drained' --recovered 'test ! -e drained'"
+    " --html {report} -- python3 bad/handler.py 'date > drained'"
+)
 # Chromium has no sandbox as root. It must not fetch anything for itself.
 _CHROMIUM = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -34,14 +46,21 @@ _CHROMIUM = (
 )
 
 
-def take_screenshot(path: Path, ports: tuple[int, int]) -> None:
-    """Start a lab on these ports, let things happen in it, and write a picture of the portal to this file.
-
-    Raises RuntimeError if a command fails or Chromium is not installed.
-    """
+@contextmanager
+def _open_page(width: int, height: int) -> Iterator[Page]:
     program = shutil.which("chromium")
     if program is None:
         raise RuntimeError("chromium is not installed: `apt-get install chromium`")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=_CHROMIUM)
+        yield browser.new_page(
+            viewport={"width": width, "height": height}, color_scheme="light", device_scale_factor=1.2
+        )
+        browser.close()
+
+
+def take_portal(directory: Path, ports: tuple[int, int]) -> None:
+    """Start a lab on these ports, let things happen in it, and take a picture of the portal's first page."""
     with open_page_shell(ports=ports) as shell:
         _run(shell, "forewarn up --detach --wait-ready")
         for last in _POLLING_VMS:
@@ -49,13 +68,32 @@ def take_screenshot(path: Path, ports: tuple[int, int]) -> None:
         for command in _WHAT_HAPPENS:
             _run(shell, command)
         link = _run(shell, "forewarn portal").split()[0].replace(":8443/", f":{ports[1]}/")
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=program, args=_CHROMIUM)
-            page = browser.new_page(viewport=_SIZE, color_scheme="light", device_scale_factor=_SCALE)
+        with _open_page(1440, 1000) as page:
             page.goto(link)
             page.get_by_role("button", name="Find").wait_for()  # the page's script adds it
-            page.screenshot(path=path)
-            browser.close()
+            page.screenshot(path=directory / PORTAL)
+
+
+def take_report(directory: Path) -> None:
+    """Crash-test the bad handler of the examples, and take pictures of its report."""
+    with tempfile.TemporaryDirectory() as made:
+        report = Path(made, "report.html")
+        line = [str(Path(sys.executable).parent / "forewarn"), *shlex.split(_CRASH_TEST.format(report=report))[1:]]
+        subprocess.run(line, cwd=_HANDLERS, check=False, stdout=subprocess.DEVNULL)  # exit status 1: cases failed
+        picture_report(report, directory)
+
+
+def picture_report(report: Path, directory: Path) -> None:
+    """Take pictures of the grade and what to fix first, on a desk and on a phone, and of one case."""
+    for name, width, last in ((REPORT, 1024, 3), (REPORT_PHONE, 390, 1)):
+        with _open_page(width, 900) as page:
+            page.goto(report.as_uri())
+            fix = page.locator("ol.fixes > li").nth(last - 1).bounding_box()
+            assert fix is not None, "the report of a bad handler says what to fix"
+            clip = {"x": 0, "y": 0, "width": width, "height": fix["y"] + fix["height"] + 12}
+            page.screenshot(path=directory / name, full_page=True, clip=clip)
+            if name == REPORT:
+                page.locator(f"#{_CASE}").screenshot(path=directory / CASE)
 
 
 def _run(shell: PageShell, command: str) -> str:
@@ -65,5 +103,13 @@ def _run(shell: PageShell, command: str) -> str:
     return done.output
 
 
+def main(names: Sequence[str]) -> None:
+    """Take the pictures with these names; none: all."""
+    if not names or PORTAL in names:
+        take_portal(DOCS, chosen_ports())
+    if not names or {REPORT, REPORT_PHONE, CASE} & set(names):
+        take_report(DOCS)
+
+
 if __name__ == "__main__":
-    take_screenshot(PICTURE, chosen_ports())
+    main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """Records docs/tour.svg: a real run of forewarn's commands, as an animated picture of a terminal.
 
-The picture is one SVG file without scripts and without references. It follows the light or dark scheme of its reader,
-and stands still for readers who want no motion, and in programs that cannot animate.
+The picture is one SVG file without scripts and without references. It stands still for readers who want no motion, and
+in programs that cannot animate. The files of its commands are those of the first tutorial.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from xml.etree import ElementTree
 from rich.style import Style
 from rich.text import Text
 
-from tools.docs.executable_page import CommandStep, PageShell, is_same_output, open_page_shell
+from tools.docs.executable_page import (
+    ROOT,
+    CommandStep,
+    FileStep,
+    PageShell,
+    is_same_output,
+    open_page_shell,
+    page_steps,
+)
 from tools.docs.shell_session import COLUMNS
 
 TITLE = "A tour of forewarn in a terminal"
@@ -27,29 +35,35 @@ _POLL = (
 )
 _SCENES = (  # caption, commands
     ("Start a lab with thirteen VMs", ("forewarn up --detach --wait-ready",)),
-    ("Request a restart", ("forewarn restart web-0",)),
-    ("The VM reads it in its document", (_POLL,)),
+    ("Request a restart: it gives 15 minutes of notice", ("forewarn restart web-0",)),
+    ("The VM reads it in its document, as on Azure", (_POLL,)),
     ("It approves, and a minute passes", ("forewarn guest approve --own --endpoint http://127.0.0.1:8254",
                                           "forewarn clock advance 1m")),
+    ("A handler reacts: it prepares, approves and resumes", (
+        "FOREWARN_ENDPOINT=http://127.0.0.1:8254 python3 handler.py > handler.log &",
+        "forewarn clock speed 20", "forewarn restart web-0 --wait", "cat handler.log")),
     ("Why was it down?", ("forewarn explain web-0",)),
     ("Roll out an update, one domain at a time", ("forewarn rollout start --scope db --impact update",
                                                   "forewarn clock advance 1h")),
-    ("A host will fail in a week", ("forewarn degrade host-3 --in 7d", "forewarn clock advance 7d10m")),
+    ("A host will fail in a week: let the week pass", ("forewarn degrade host-3 --in 7d",
+                                                       "forewarn clock advance 7d10m")),
 )  # fmt: skip
+_TUTORIAL = ROOT / "docs" / "tutorials" / "first-ten-minutes.md"
 _TEXT = "{http://www.w3.org/2000/svg}text"
-_STILL_SCENE = 1  # shown where nothing moves
+_STILL_SCENE = 4  # shown where nothing moves
 _MAX_LINES = 27
 _FONT_SIZE, _LINE_HEIGHT, _COLUMN_WIDTH = 13, 18, 8
 _MARGIN, _TITLE_BAR = 16, 34
 _WIDTH = COLUMNS * _COLUMN_WIDTH + 2 * _MARGIN
 _HEIGHT = _TITLE_BAR + (_MAX_LINES + 1) * _LINE_HEIGHT + _MARGIN
+_BUTTONS = ((2, "red"), (1, "yellow"), (0, "green"))  # of the window: place from the right, colour
 _TYPING_S, _PAUSE_S, _LINE_S, _MAX_SCENE_S = 1.4, 3.0, 0.3, 9.0
-_COLOURS = {  # number of a terminal's colour → class, light, dark
-    1: ("red", "#b3261e", "#ff8a80"),
-    2: ("green", "#1a7f37", "#7ee787"),
-    3: ("yellow", "#8a5a00", "#f2cc60"),
-    6: ("cyan", "#0b6e8a", "#76d9f2"),
-    8: ("grey", "#6b7280", "#9aa4b2"),
+_COLOURS = {  # number of a terminal's colour → class, colour
+    1: ("red", "#ff8a80"),
+    2: ("green", "#7ee787"),
+    3: ("yellow", "#f2cc60"),
+    6: ("cyan", "#76d9f2"),
+    8: ("grey", "#9aa4b2"),
 }
 
 
@@ -77,7 +91,9 @@ def tour_commands() -> Iterator[str]:
 
 def record_tour(shell: PageShell) -> list[TourScene]:
     """Run the commands of the tour, and return what they printed. Raises RuntimeError if one of them fails."""
-    list(shell.run_steps([CommandStep("exec 2>/dev/null", None)]))  # progress on stderr is no part of the picture
+    files = [step for step in page_steps(_TUTORIAL.read_text(encoding="utf-8")) if isinstance(step, FileStep)]
+    quiet = CommandStep("exec 2>/dev/null", None)  # progress on stderr is no part of the picture
+    list(shell.run_steps([*files, quiet]))
     return [
         TourScene(caption, tuple(_run_command(shell, command) for command in commands)) for caption, commands in _SCENES
     ]
@@ -87,9 +103,27 @@ def _run_command(shell: PageShell, command: str) -> TourCommand:
     (done,) = shell.run_steps([CommandStep(command, None)])
     if done.status:
         raise RuntimeError(f"$ {command}\n{done.output}\nexit status {done.status}")
-    output = re.sub(r"/\S+/home/", "/home/ann/", done.output).rstrip("\n")
-    lines = Text.from_ansi(output).split("\n", allow_blank=True)
+    output = re.sub(r"/\S+/home/", "/home/ann/", _final_output(done.output)).rstrip("\n")
+    lines = Text.from_ansi(output).split("\n", allow_blank=True) if output else ()
     return TourCommand(command, tuple(lines))
+
+
+def _final_output(output: str) -> str:
+    """Return what a terminal still shows when the command has ended: progress is erased from below (`rich.live`)."""
+    lines = [""]
+    for part in re.split(r"(\n|\r|\x1b\[2K|\x1b\[1A)", output):
+        match part:
+            case "\n":
+                lines.append("")
+            case "\r":
+                pass
+            case "\x1b[2K":
+                lines[-1] = ""
+            case "\x1b[1A":
+                lines.pop()
+            case _:
+                lines[-1] += part
+    return "\n".join(lines)
 
 
 def tour_svg(scenes: Sequence[TourScene]) -> str:
@@ -112,6 +146,7 @@ def tour_svg(scenes: Sequence[TourScene]) -> str:
             "</style>",
             f'<rect class="window" x="0.5" y="0.5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="8"/>',
             f'<path class="bar" d="M0.5 {_TITLE_BAR}.5H{_WIDTH - 0.5}"/>',
+            *(f'<circle class="{name}" cx="{_WIDTH - 20 - 20 * place}" cy="17" r="6"/>' for place, name in _BUTTONS),
             *groups,
             "</svg>\n",
         ]
@@ -123,7 +158,8 @@ def _scene_lines(scene: TourScene) -> list[tuple[str, Text]]:
     lines: list[tuple[str, Text]] = []
     for number, each in enumerate(scene.commands):
         lines += [("output", Text())] if number else []
-        lines += [("command", Text(line)) for line in f"$ {each.command}".split("\n")]
+        typed = Text.assemble(("$ ", "color(2)"), each.command)
+        lines += [("command", line) for line in typed.split("\n")]
         lines += [("output", line) for line in each.lines]
     if len(lines) > _MAX_LINES:
         lines = [*lines[: _MAX_LINES - 1], ("output", Text("…"))]
@@ -135,17 +171,13 @@ def _scene_s(scene: TourScene) -> float:
 
 
 def _static_style() -> str:
-    light = "".join(f"--{name}:{value};" for name, value, _ in _COLOURS.values())
-    dark = "".join(f"--{name}:{value};" for name, _, value in _COLOURS.values())
     return "\n".join(
         [
-            f"svg{{--paper:#ffffff;--ink:#1f2328;--edge:#d0d7de;{light}}}",
-            f"@media(prefers-color-scheme:dark){{svg{{--paper:#0d1117;--ink:#e6edf3;--edge:#30363d;{dark}}}}}",
-            ".window{fill:var(--paper);stroke:var(--edge)} .bar{stroke:var(--edge)}",
+            ".window{fill:#0d1117;stroke:#30363d} .bar{stroke:#30363d}",
             f"text{{font:{_FONT_SIZE}px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',"
-            "'Liberation Mono',monospace;fill:var(--ink);white-space:pre}",
+            "'Liberation Mono',monospace;fill:#e6edf3;white-space:pre}",
             ".caption{font-family:system-ui,sans-serif;font-weight:600} .command,.bold{font-weight:700}",
-            *(f".{name}{{fill:var(--{name})}}" for name, _, _ in _COLOURS.values()),
+            *(f".{name}{{fill:{colour}}}" for name, colour in _COLOURS.values()),
             f".scene{{visibility:hidden}} .scene-{_STILL_SCENE}{{visibility:visible}}",
         ]
     )

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 STAGED = ROOT / "build" / "site-pages"
 _ASSETS = Path(__file__).parent
+_ICON = ROOT / "src" / "forewarn" / "portal" / "static" / "icon.svg"
 _OUTSIDE = "project"  # the folder of the site for what is outside docs/
 _FENCE = re.compile(r"^(```.*?^```|~~~.*?^~~~)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
@@ -52,7 +53,7 @@ def stage(target: Path, scripts: Path) -> None:
                 _copy(path, target)
     assets = target / "assets"
     assets.mkdir(exist_ok=True)
-    for path in (*scripts.iterdir(), _ASSETS / "diagrams.js", _ASSETS / "site.css"):
+    for path in (*scripts.iterdir(), _ASSETS / "diagrams.js", _ASSETS / "site.css", _ICON):
         shutil.copyfile(path, assets / path.name)
 
 
