@@ -18,7 +18,7 @@ MAX_WORDS = 1500
 # Written by tools/docs from the code: as long as what they list.
 GENERATED = {
     *("reference/api.md", "reference/azure-api.md"),
-    *("reference/fleet-file.md", "reference/powershell.md"),
+    "reference/fleet-file.md",
 }
 PAGES = pages()
 NAVIGATION = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]

@@ -52,6 +52,4 @@ def test_every_role_is_documented() -> None:
 
 def test_every_variable_that_env_sets_is_documented(lab: Any) -> None:
     message = lab.json("env", "--with-secret")["variables"]
-    assert all(
-        f"`{name}`" in PAGES["reference/azure-clients.md"] for name in (*message, "AZURE_POD_IDENTITY_AUTHORITY_HOST")
-    )
+    assert all(f"`{name}`" in PAGES["how-to/azure.md"] for name in (*message, "AZURE_POD_IDENTITY_AUTHORITY_HOST"))

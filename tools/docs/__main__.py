@@ -17,7 +17,6 @@ from tools.docs.fleet_file import fleet_file_markdown
 from tools.docs.lifecycle import lifecycle_markdown
 from tools.docs.metrics import with_agent_metrics, with_metrics, with_node_metrics
 from tools.docs.packages import with_packages
-from tools.docs.powershell import powershell_markdown
 from tools.docs.settings import with_cluster_settings, with_settings
 from tools.docs.terminal_tour import update_tour
 
@@ -41,7 +40,6 @@ def pages() -> dict[str, str]:
         "reference/lifecycle.md": lifecycle_markdown(),
         "reference/api.md": api_reference_markdown(),
         "reference/azure-api.md": azure_api_markdown(arm_routes.ROUTES),
-        "reference/powershell.md": powershell_markdown(arm_routes.ROUTES),
         "reference/metrics.md": with_metrics(_METRICS.read_text(encoding="utf-8")),
         "reference/node-metrics.md": with_node_metrics(_NODE_METRICS.read_text(encoding="utf-8")),
         "reference/agent-metrics.md": with_agent_metrics(_AGENT_METRICS.read_text(encoding="utf-8")),

@@ -27,29 +27,28 @@ _SECTIONS: tuple[tuple[str, str], ...] = (
 _ANONYMOUS_SECTION, _CONTAINERS_SECTION = "Discovery and sign-in", "Subscriptions and groups"
 _TITLES = dict.fromkeys(title for _, title in reversed(_SECTIONS))
 _ORDER = (_ANONYMOUS_SECTION, _CONTAINERS_SECTION, *_TITLES)
-# Over what a right is needed, after the right's name.
-_RIGHT_SUFFIXES: dict[ArmAuthorizer, str] = {
+# What a row adds to its summary: a right that its method does not tell, and over what it is needed.
+_NEEDS: dict[ArmAuthorizer, str] = {
     require_on_resource: "",
-    allow_listing: " (shows what the caller may read)",
-    authorize_instances: ", over the scale set, or over each instance that the body names",
-    authorize_scale_set: ", over the scale set, and over each VM of a flexible one",
-    authorize_set_and_vms: ", over the set and over each VM of it",
+    allow_listing: "*",
+    authorize_instances: "; over the set, or each named instance",
+    authorize_scale_set: "; over the set, and each VM of a flexible one",
+    authorize_set_and_vms: "; over the set and each VM of it",
 }
 
 _PAGE = """\
 # Azure's API
 
-*Generated from `src/forewarn/arm/` by `make docs`; change the routes there, not this page.*
+<!-- from src/forewarn/arm, by `make docs` -->
 
 The service answers the part of Azure Resource Manager that concerns maintenance, over HTTPS at the address of the
-setting `console` ([Settings](settings.md)). Microsoft's own libraries and `az` work with it unchanged; for
-PowerShell see [From PowerShell](powershell.md). [The contract](contract/index.md) says what the operations do to VMs,
+setting `console` ([Settings](settings.md)). Microsoft's own libraries and `az` work with it unchanged: see
+[Use Azure's clients](../how-to/azure.md). [The contract](contract/index.md) says what the operations do to VMs,
 and which notice they give.
 
 ## Requests
 
-- **Paths** are matched without case; doubled slashes and a slash at the end are ignored. Names keep their spelling and
-  are compared without case.
+- **Paths** and names are compared without case; doubled slashes and a slash at the end are ignored.
 - **api-version**: the service accepts any version, and none. With the setting `strict_api_versions` it rejects a
   request without one (400 `MissingApiVersionParameter`) or with an unknown one (400 `InvalidApiVersionParameter`).
 - **Authorization**: `Authorization: Bearer TOKEN`. The caller needs a right over the resource of the path; this is
@@ -57,11 +56,9 @@ and which notice they give.
 - **Bodies** are JSON. An invalid body changes nothing.
 - **PUT and PATCH** change tags, `scheduledEventsProfile` and `scheduledEventsPolicy`, at once. A PUT removes what it
   leaves out; a PATCH keeps it, but replaces all tags.
-- **x-ms-client-request-id**: Azure's libraries send a new id with each call, and the same one when they repeat it after
-  a 503 or a lost connection. A call that creates a request (POST of an action, or DELETE) and has the same id, caller,
-  path, query and body as one within the last hour is a repetition: it creates nothing, and has the same response, also
-  after a restart of the service. Any difference makes it another request, because `az` sends one id with all calls of a
-  command.
+- **x-ms-client-request-id**: an action or DELETE with the id, caller, path, query and body of one within the last
+  hour is a
+  repetition: it creates nothing, and has the same response, even after a restart of the service.
 - **Lists** are `{{"value": […]}}`, with a `nextLink` if there is another page.
 
 | right | roles that have it |
@@ -95,30 +92,30 @@ The two token routes return OAuth errors: `{{"error": "invalid_client", "error_d
 
 ## Operations that take time
 
-A request that is answered with 202 is over when its events are: when they are approved or their notice has ended, and
-their work is done. The 202 response has no body, and these headers:
+A request that is answered with 202 is over when its events are: approved or at the end of their notice, and their
+work done. The
+202 response has no body, and these headers:
 
 | header | what it holds |
 |---|---|
 | `Azure-AsyncOperation` | the address of the operation, with the api-version of the request |
-| `Location` | the same with `monitor=true` |
+| `Location` | the same with `monitor=true`: 202 while it runs, then 200 without a body, or 409 with the `error` |
 | `Retry-After` | the seconds until the next poll: 1 |
 | `x-ms-request-id` | the id of the request, which is the name of the operation |
 
-`GET` of the first address returns 200 with `name`, `status`, `startTime`, and at the end `endTime`. `status` is
-`InProgress`, with `Retry-After`, then `Succeeded`, `Failed` or `Canceled`; the last two have an `error`. `properties`
-has the requested operation, the requester, sentences about what the operation `waitsFor`, why parts of it were
-`skipped`, and the `events`: each with its id, kind, status and VMs, what it `waitsFor`, and in `approval` who can
-approve it and which VMs were given it.
-
-`GET` of the second address returns 202 while the operation runs, then 200 without a body, or 409 with the `error`.
-
-Only the requester and callers who may read every VM of an operation can see it.
+The operation has `name`, `startTime`, at the end `endTime`, and `status`: `InProgress`, then `Succeeded`, `Failed` or
+`Canceled`;
+the last two have an `error`. `properties` has the requested operation, the requester, what it `waitsFor`, why parts
+were
+`skipped`, and its `events`: id, kind, status, VMs, `waitsFor`, and in `approval` who can approve and which VMs were
+given the event.
+Only the requester and callers who may read all its VMs see an operation.
 
 ## Routes
 
-`…` stands for `{compute}`.
-The right is needed over the resource of the path, unless the table says otherwise.
+`…` stands for `{compute}`. GET needs the right *read*, other methods *operate* unless a row says *approve*; over the
+resource of the
+path, unless a row names others. A star: the response has what the caller may read.
 
 {sections}"""
 
@@ -162,18 +159,17 @@ def _right_rows() -> Iterable[str]:
 
 
 def _section(title: str, routes: Sequence[ArmRoute]) -> str:
-    head = (f"### {title}", "", "| method | path | right | what it does | status |", "|---|---|---|---|---|")
+    about = ["These need no token.", ""] if title == _ANONYMOUS_SECTION else []
+    head = (f"### {title}", "", *about, "| route | what it does | status |", "|---|---|---|")
     return _lines((*head, *map(_row, routes), ""))
 
 
 def _row(route: ArmRoute) -> str:
     path = route.path.replace(COMPUTE_PATH, "…")
-    statuses = ", ".join(map(str, success_statuses(route)))
-    return f"| {route.method} | `{path}` | {_right_text(route)} | {route.summary} | {statuses} |"
-
-
-def _right_text(route: ArmRoute) -> str:
-    return "none" if route.right is None else f"{route.right}{_RIGHT_SUFFIXES[route.authorize]}"
+    usual = Right.READ if route.method == "GET" else Right.OPERATE
+    right = "" if route.right in (None, usual) else f" ({route.right})"
+    text = f"{route.summary}{right}{_NEEDS[route.authorize]}".replace("*", "\\*")
+    return f"| `{route.method} {path}` | {text} | {', '.join(map(str, success_statuses(route)))} |"
 
 
 def _lines(lines: Iterable[str]) -> str:
