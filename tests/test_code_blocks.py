@@ -16,6 +16,7 @@ CLI_PAGES = [page.relative_to(ROOT).as_posix() for page in pages() if page.match
 TUTORIALS = ("first-ten-minutes", "handler-in-ci", "crash-test-my-handler")
 # (page, language) → the test that runs or reads the blocks; the test names the page or its folder.
 TESTED_BY = {
+    ("docs/contributing/how-to-add.md", "sh"): "tests/test_how_to_add.py",
     ("README.md", "sh"): "tests/e2e/test_readme.py",
     ("docs/index.md", "console"): "tests/tools/test_site.py",
     ("docs/how-to/agent.md", "toml"): "tests/agent/test_documentation.py",
