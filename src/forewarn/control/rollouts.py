@@ -246,6 +246,10 @@ class RolloutService:
             self._changed.add(request_id)
 
     async def _reconcile_one(self, request: MaintenanceRequest, rollout: Rollout) -> bool:
+        # All VMs and events are read on the event loop, which takes 0.7 s of CPU for 96,000 VMs. In the store's reader
+        # thread that would not block polls, but a pass, with all starts that are due, would wait behind the figures
+        # that are read there, for seconds; and commits in between would make VMs, events and plans of different times.
+        # The loop of a service this large answers few polls: workers or host nodes do.
         vms = self.vms_of(rollout)
         events = self._store.events(request_id=request.id)
         planned = self._store.planned(request_id=request.id)

@@ -71,8 +71,10 @@
 #   that does not change, and made approvals in a cluster about a fifth faster. It needed a memory of what each gate
 #   waits for, and that memory was wrong after a write that the store gave up waiting for and saved later: it was taken
 #   for one that did not happen, and the gate slept until NotBefore. Waiting for the decisions under way instead let a
-#   steady stream of approvals delay a pass. To get that speed safely, a process must know which writes of a scope are
-#   unconfirmed.
+#   steady stream of approvals delay a pass. To get that speed safely, conclude nothing from an answer: a late write is
+#   announced by `on_commit` too. A set of gates to look at, fed by `on_commit` alone and emptied before the events
+#   behind them are read, and filled with every closed gate at the start of a process, would need no write and no
+#   knowledge of unconfirmed writes. Not built: every writer of the store would have to be in the process that decides.
 
 from __future__ import annotations
 
