@@ -84,10 +84,12 @@ class HostActs:
         if refusal is not None:
             message.respond(encode_bus_message(refusal))
             return
+        # Before the act: a VM that arrives must not see an older document than on its source.
         if order.scopes:
             self._show(order.scopes, order.record)
         key = (order.act.id, order.step)
         task = self._running.get(key)
+        # A repeated order joins the attempt that runs, or the act would be performed twice at a time.
         if task is None:
             task = self._running[key] = asyncio.get_running_loop().create_task(self._carry_out(order))
         self._spawn(self._answer(order, key, task, message))
@@ -111,6 +113,7 @@ class HostActs:
             return OrderRefused(f"this order has term {order.term}, and the host obeys term {known} already", known)
         if order.term > known:
             try:
+                # On disk before the act: after a restart this host must still refuse the deposed node.
                 self._terms.store_term(order.store_tag, order.term)
             except OSError as error:
                 return OrderRefused(f"the term cannot be stored on this host ({error.strerror}): free some space")
@@ -130,6 +133,7 @@ class HostActs:
         task: asyncio.Task[StepReport],
         message: BusMessage,
     ) -> None:
+        # Without cancelling it: the act goes on, and the next order asks how it is going.
         await asyncio.wait({task}, timeout=_ANSWER_S)
         reply: OrderReport | OrderRefused
         if not task.done():
@@ -146,6 +150,7 @@ def _reply_of(task: asyncio.Task[StepReport]) -> OrderReport | OrderRefused:
             return OrderRefused("the node of this host stops")
         case None:
             return OrderReport(task.result())
+        # The only refusal that is no attempt: nothing was asked of the hypervisor.
         case ActNotTried() as error:
             return OrderRefused(full_message(error))
         case Unavailable() as error:

@@ -202,6 +202,7 @@ class HostNode:
             self._do(self.follower.on_heartbeat(received, now))
             is_heard = self.follower.silent_s(now) <= 0  # it is not of an older term
             if message.subject == self._own_subject and is_heard and not self.follower.is_joining:
+                # Those on its own subject are spread over the interval; see `heartbeat_subscription`.
                 self._heartbeats.leave()
         elif isinstance(received, HostUpdate):
             self._do(self.follower.on_update(received, now))
@@ -243,6 +244,7 @@ class HostNode:
             return _decoded(await self._bus.request(subject, encode_bus_message(message), timeout_s=_REQUEST_S))
         except NoResponders:
             if isinstance(message, JoinRequest):
+                # Nobody listens yet: ask again soon, without the growing pause.
                 self.follower.on_join_unanswered()
                 self._loop.call_later(_TICK_S, self._tick)
         except NoAnswer:
@@ -252,6 +254,7 @@ class HostNode:
     def _on_denied(self, denied: NodeDenied) -> None:
         self.follower.on_join_denied()
         is_fatal = denied.reason in _FATAL_DENIALS
+        # A node that serves already goes on with what it shows.
         is_fatal |= denied.reason is DenialReason.VERSION and self.follower.position is None
         if is_fatal:
             self._finish(Refused(denied.text))
@@ -262,6 +265,7 @@ class HostNode:
             log.warning("%s", denied.text)
 
     def _install(self, begin: BeginServing, facts: Sequence[HostFact]) -> None:
+        # Listeners and workers were opened by the old rules: start again, with new ones.
         if self._begin is not None and begin != self._begin:
             self._finish(RulesChanged())
             return
@@ -338,6 +342,7 @@ class HostNode:
             await asyncio.sleep(SEEN_INTERVAL_S)
             while self.is_serving and self.follower.position is not None:
                 report = self._next_report()
+                # Not dropped: what it says about polls and deliveries is nowhere else.
                 while not await self._send_report(report, within_s=SEEN_INTERVAL_S):
                     await asyncio.sleep(_TICK_S)  # the same report again, with the same number
                 if len(report.report.polls) < BATCH_SIZE:
@@ -389,6 +394,7 @@ class HostNode:
         if self.frontend is None or self._server is None:
             self._network_listeners.close()
             return
+        # VMs first: their last polls belong to the last report.
         await self.frontend.drain(_DRAIN_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):

@@ -200,11 +200,13 @@ class HostStreams:
         by_host = vms_by_host(scope)
         placements = frozenset((host, vm) for host, vms in by_host.items() for vm in vms)
         before = self._placements.get(scope.id, frozenset())
+        # Most changes of a scope move no VM.
         if placements != before:
             self._placements[scope.id] = placements
             now = self._loop.time()
             self._left.update(dict.fromkeys(before - placements, now))
         addresses = vm_addresses(scope)
+        # The host that a VM has left gets the scope too: it must forget the VM.
         for host in {host for host, _ in placements | before}:
             stream = self._streams.get(host)
             if stream is not None:
@@ -245,6 +247,7 @@ class HostStreams:
 
     def _schedule_flush(self, host: str) -> None:
         if not self._hosts_to_flush:
+            # One message for all changes of this turn of the loop.
             self._loop.call_soon(self._flush)
         self._hosts_to_flush[host] = None
 
@@ -258,6 +261,7 @@ class HostStreams:
     def _flush_stream(self, host: str, stream: _Stream) -> None:
         pending, stream.pending = stream.pending, []
         for facts in _in_parts(pending):
+            # Numbered here and nowhere else, so that a gap always means a lost message.
             stream.number += 1
             update = HostUpdate(StreamPosition(self.source, stream.number), _raw(facts), self._term.record)
             self._bus.publish(self._subjects.host(host), encode_bus_message(update))
@@ -304,6 +308,7 @@ class HostStreams:
     def _on_ask(self, message: BusMessage) -> None:
         request = _decoded(message)
         host = _host_key(message.subject)
+        # A call may be tried without a held lease: the store decides, and only what it has done is answered.
         if not self._term.is_held and not isinstance(request, VmCall):
             return  # another control node may be active, and know newer facts: the node asks again
         if isinstance(request, JoinRequest):
@@ -317,6 +322,7 @@ class HostStreams:
         """Answer a node once it is proved that the record has all that the node has shown to VMs."""
         shown, by = RecordPosition(request.record_id, request.record_number, request.record_hash), request.host
         is_same_record = shown.number > 0 and shown.id == self._term.record.id
+        # Only of the same record: nothing can be said here about the groups of another one.
         if is_same_record and not await self._term.has_group(f"the node of host {by}", shown):
             return  # it asks again, and gets the facts of the new epoch
         if self._term.is_held:
@@ -335,6 +341,7 @@ class HostStreams:
         stream = self._streams.setdefault(host, _Stream())
         if stream.pending:
             self._flush_stream(host, stream)
+        # Read once from the store; from then on `publish_scope` keeps it.
         if stream.facts is None:
             stream.facts = dict(self._state_of(host))
         stream.parts = list(_in_parts([self._faults, *stream.facts.values()]))
@@ -365,6 +372,7 @@ class HostStreams:
         key = (host, encode_bus_message(call))
         waiting = self._calls.setdefault(key, [])
         waiting.append(message)
+        # The same call again, while it is being carried out: one effect, and the same answer for both.
         if len(waiting) == 1:
             self._spawn(self._answer_call(key, call.request))
 
@@ -399,6 +407,7 @@ class HostStreams:
             log.exception("a request of a host node failed with an internal error")
             failed = Rejected("the service failed with an internal error")
             return failure_message(request.id, failed) if self._term.is_held else None
+        # A result states what is true now, which only the holder knows. "Done" is in the record.
         return reply_message(request.id, result) if result is None or self._term.is_held else None
 
     def _may_ask_about(self, host: str, vm: str) -> bool:
@@ -407,6 +416,7 @@ class HostStreams:
         if scope is not None and vm in vms_by_host(scope).get(host, ()):
             return True
         left_at = self._left.get((host, vm))
+        # Its last polls and approvals may still be on their way.
         return left_at is not None and self._loop.time() - left_at < _LEFT_S
 
     def _on_seen(self, message: BusMessage) -> None:
@@ -417,6 +427,7 @@ class HostStreams:
         if denied is not None:
             message.respond(encode_bus_message(denied))
             return
+        # A repeated report counts once.
         if self.registry.record_report(host, report):
             self._merge(report.report)
         stream = self._streams[host]

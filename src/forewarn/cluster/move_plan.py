@@ -89,6 +89,7 @@ def _next_in_order(progress: MoveProgress) -> MoveStep | None:
     if release is MoveRelease.FENCED:
         return None
     if not _is_ok(progress, MoveStep.ACTIVATE):
+        # The source of an abrupt move has failed: nobody could take the VM back.
         return None if progress.act.abrupt or MoveStep.RETURN in reports else MoveStep.RETURN
     return MoveStep.CLEAN_UP if MoveStep.CLEAN_UP not in reports else None
 
@@ -99,6 +100,7 @@ def _next_without_destination(progress: MoveProgress) -> MoveStep | None:
     # VM back. A source that has failed, or was fenced, has nothing to take back.
     if progress.given.release is MoveRelease.FENCED:
         return None
+    # First of all, and also after a restart: the source says whether it has released the VM.
     if MoveStep.WITHDRAW not in progress.reports:
         return MoveStep.WITHDRAW
     if progress.given.release is None or progress.act.abrupt or MoveStep.RETURN in progress.reports:
@@ -123,6 +125,7 @@ def after_silence(
     failed too. A source that does not answer the clean-up for a minute no longer delays the end.
     """
     act, step = progress.act, order.step
+    # A person has said so; a destination that is merely silent is waited for.
     if step not in _ON_SOURCE and is_destination_down:
         return _after_loss_of_destination(progress, step)
     if step in (MoveStep.WITHDRAW, MoveStep.RETURN) and (is_down or (act.abrupt and step is MoveStep.WITHDRAW)):
@@ -138,6 +141,7 @@ def after_silence(
         if is_down:
             progress.given = replace(progress.given, release=MoveRelease.FENCED)
             return next_step(progress)
+        # Only for a failed host: for planned work the other VMs there would be killed.
         if act.abrupt and may_fence:
             return StepOrder(act.to_host, MoveStep.FENCE, progress.given)
         return StepWait(
@@ -149,6 +153,7 @@ def after_silence(
         return StepWait(f"{text}: {act.name} has left {act.from_host}", act.to_host)
     if step is MoveStep.CLEAN_UP:
         progress.clean_up_since = real_now if progress.clean_up_since is None else progress.clean_up_since
+        # The VM runs on its destination; only a definition is left behind.
         if is_down or real_now - progress.clean_up_since >= CLEAN_UP_S:
             note = f"{act.from_host} did not answer, and still has its definition of {act.name}"
             progress.record(step, StepReport.of(ActDone(True, note)))

@@ -88,10 +88,12 @@ class NodeRegistry:
                 f"the node of host {host!r} (forewarn {info.version}) speaks version {info.protocol} of the bus "
                 f"protocol, and the service version {PROTOCOL}: install the same release on both",
             )
+        # A late message of the process before: the newer one keeps the host.
         if current is not None and current.info.id == info.id and info.boot < current.info.boot:
             return _replaced(host, current)
         if current is not None and current.info.id != info.id and not current.has_left:
             silent_s = now - current.heard_at
+            # Two nodes would both answer the VMs: the first must have left, or be silent.
             if silent_s < OCCUPIED_S:
                 return NodeDenied(
                     DenialReason.OCCUPIED,
@@ -104,6 +106,7 @@ class NodeRegistry:
                 gone = current.request_totals.without_gauges()
                 self._totals_of_replaced = sum_totals(self._totals_of_replaced, gone)
             current = self._nodes[host_key] = JoinedNode(info=info, host=host, joined_at=now, heard_at=now)
+            # The silence before the restart counts: VMs could not poll while no process ran.
             current.silence = replace(silence, until=silence.until or now) if silence else None
         current.note_heard(now)
         current.has_left = False
@@ -133,6 +136,7 @@ class NodeRegistry:
         node.request_totals = report.report.counted or node.request_totals
         node.seen_number, node.position, node.vms = report.number, report.position, report.vms
         node.workers, node.clock_ahead_s, node.has_left = report.workers, report.clock_ahead_s, report.is_leaving
+        # A report without figures means that they have not changed.
         node.capacity, node.changes = report.capacity or node.capacity, report.changes
         return is_new
 

@@ -149,6 +149,7 @@ class RemoteHypervisor:
         named = act.from_host or act.to_host
         if named:
             return named
+        # By a hash of the act, so that acts spread over the hosts.
         hosts = sorted(self._view.hosts(), key=lambda name: hashlib.sha256(f"{act.id}/{name}".encode()).digest())
         bound = await self._view.bind_act(act, hosts[0] if hosts else "")
         if not bound:
@@ -166,12 +167,14 @@ class RemoteHypervisor:
             source = await self._settle_failed_moves(act, now)
             if isinstance(source, StepWait):
                 return ActUnderWay(at=now + _RETRY_AFTER_S, note=source.note, waits_for_host=source.host)
+            # An earlier move, which was thought to have failed, has brought it there.
             if source == act.to_host:
                 return ActDone(True, f"{act.name} has arrived on {act.to_host} with an earlier move")
             progress = self._moves[act.id] = MoveProgress(replace(act, from_host=source))
         following: StepOrder | StepWait | ActDone = self._fencing.pop(act.id, None) or next_step(progress)
         while isinstance(following, StepOrder):
             order = following
+            # Durable before the order goes out: afterwards it may be too late to write anything.
             await self._keep_before(act, order)
             try:
                 report = await self._order(order.host, progress.act, now, order.step, order.given)
@@ -228,11 +231,13 @@ class RemoteHypervisor:
         if self._view.settlements.is_returning(failed):
             return await self._take_back(failed, now)
         try:
+            # The source first: only it knows whether it gave the VM up.
             released = await self._order(failed.from_host, failed, now, MoveStep.WITHDRAW)
         except _NodeSilent:
             return await self._settle_by_destination(failed, now, may_run_there=True)
         if released.done is None:
             return StepWait(f"an earlier move of {failed.name} must end first", failed.from_host)
+        # The source has not given it up, and never will. What the destination has prepared is undone.
         if released.handover.release is None:
             may_run_there = self._view.settlements.is_fenced(failed)
             return await self._settle_by_destination(failed, now, may_run_there=may_run_there)

@@ -146,6 +146,7 @@ class StreamFollower:
                 self.note_record(update.record)
                 return [*actions, ApplyFacts(update.facts)]
             actions += self._join("gap", now)
+        # All of them: with the first ones missing, the rest could not be applied either.
         if len(self._waiting) >= _MAX_WAITING_UPDATES:
             self._waiting.clear()
         self._waiting[number] = update
@@ -161,6 +162,7 @@ class StreamFollower:
             return []
         self._heard_at = now
         actions = self._follow_source(source, now)
+        # Delayed replies arrive in any order; none may take this node back.
         if not self.is_joining or self._is_older_than_shown(accepted.position):
             return actions
         if self._state is not None and self._state.accepted.position.source == source:
@@ -174,6 +176,7 @@ class StreamFollower:
         if state is None or part.join_id != state.accepted.join_id or part.index in state.parts:
             return []
         state.parts[part.index] = part.facts
+        # Progress: ask for the next part at once, without the pause between repetitions.
         state.progress_at, state.asked_at = now, -math.inf
         return self._continue_state(now)
 
@@ -202,6 +205,7 @@ class StreamFollower:
         actions = self._follow_source(position.source, now)
         if self.is_joining or self.position is None or position.number <= self.position.number:
             return actions
+        # Keep the oldest number that is missing, or a steady stream would put the doubt off for ever.
         if self._behind is None or self._behind[0] <= self.position.number:
             self._behind = (position.number, now)
         return actions
@@ -224,6 +228,7 @@ class StreamFollower:
         if now - self._join_sent_at < self._retry_s:
             return []
         self._join_sent_at = now
+        # Slower and slower: after a takeover all nodes ask at once.
         self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
         return [SendJoin(self._join_reason)]
 
@@ -250,8 +255,10 @@ class StreamFollower:
         self.joins[reason] = self.joins.get(reason, 0) + 1
         if not self.is_joining:
             self._join_reason, self._retry_s = reason, RETRY_S
+        # A gap is filled by the state that is on its way; any other doubt makes that state useless.
         elif reason != "gap":
             self._state = None
+        # One request is on its way; `on_tick` repeats it.
         if now - self._join_sent_at < RETRY_S:
             return []
         self._join_sent_at = now
@@ -271,6 +278,7 @@ class StreamFollower:
     def _complete(self, state: _PartialState, now: float) -> list[FollowerAction]:
         accepted = state.accepted
         facts = tuple(fact for index in range(accepted.parts) for fact in state.parts[index])
+        # First the state, then the updates that came after it, in their order.
         self.position, self._state, self._join_reason = accepted.position, None, ""
         self.record = accepted.record  # the active node has proved that it has all that was shown before
         actions: list[FollowerAction] = [InstallState(accepted.begin, facts)]

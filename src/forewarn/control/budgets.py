@@ -162,6 +162,7 @@ class BudgetService:
             causes = self._causes.get(key, set())
             reservations = [self._reserved[cause] for cause in causes if cause in self._reserved]
             rollouts.update(reservation.request_id for reservation in reservations)
+            # Only planned or scheduled: the VM still runs.
             reserved += _BY_STATE not in causes and not any(each.has_started for each in reservations)
         return BudgetUse(
             title=group_title(budget, group.value),
@@ -246,6 +247,7 @@ class BudgetService:
         try:
             self._follow_commit(applied.commit)
         except Unavailable as error:
+            # Half of the commit may be counted: count everything again before the next decision.
             self._is_counted, self._was_changed = False, True
             log.warning("the VMs out of service cannot be counted for the budgets yet: %s", error)
 
@@ -261,6 +263,7 @@ class BudgetService:
         for host in commit.hosts:
             is_host_down = host.health is HostHealth.FAILED or host.confirmed_down
             if is_host_down != (host.name in self._down_hosts):
+                # All VMs of the host change, though none of them is in the commit.
                 self._down_hosts ^= {host.name}
                 for vm in self._store.vms(host=host.name):
                     self._track_vm(vm)
@@ -268,6 +271,7 @@ class BudgetService:
             self._set_reserved(event.id, _reservation(event))
         for planned in commit.planned:
             self._set_reserved(planned.event_id, _planned_reservation(planned))
+        # A planned event that became an event keeps its place, without a moment in which nobody has it.
         published = {event.id for event in commit.events}
         for event_id in commit.unplanned:
             if event_id not in published:
@@ -309,6 +313,7 @@ class BudgetService:
             self._sizes[group] -= 1
             if not self._sizes[group]:
                 del self._sizes[group]
+        # It left a group, for instance by another tag: it may not stay out there.
         for group in set(before) - set(groups):
             self._forget_out(group, key)
         if groups:

@@ -184,10 +184,12 @@ class ActExecutor:
         for act in event.acts:
             if act.outcome is not None:
                 self._unrecorded.discard(act.id)
+                # Before the act is forgotten: the next act of the VM may begin now that the outcome is stored.
                 self._leave_vm_queue(act)
                 self._give_up(act)
             elif act.id in self._acts:
                 self._acts[act.id] = act  # its VM may have come to another host
+            # An outcome that is on its way to the store must not start the act again.
             elif event.status is EventState.STARTED and act.id not in self._unrecorded:
                 self._acts[act.id] = act
                 self._queue(act.id, self._clock.now())
@@ -205,9 +207,11 @@ class ActExecutor:
     def start_due_acts(self) -> bool:
         """Start a task for each due act that may run now; return True if at least one was started."""
         started = False
+        # A host that was repaired frees them; its commit has woken the reconciler.
         for act_id in [act_id for act_id in self._held if not self._needs_failed_host(self._acts[act_id])]:
             heapq.heappush(self._due, self._held.pop(act_id))
         now = self._clock.now()
+        # Oldest first. What finds its host full steps aside, so it does not stop those behind it.
         while self._due and self._due[0][0] <= now and self._may_start_more:
             queued = heapq.heappop(self._due)
             act = self._acts.get(queued[2])
@@ -228,6 +232,7 @@ class ActExecutor:
         if self._needs_failed_host(act):
             self._held[act.id] = queued
             return False
+        # Its turn first: an act that waits for its VM must not take a slot of the host.
         return self._take_turn(act) and self._host_limiter.acquire_or_wait(act, queued)
 
     def _take_turn(self, act: Act) -> bool:
@@ -254,8 +259,10 @@ class ActExecutor:
         attempt = self._attempts.pop(act.id)
         attempt.timer.cancel()
         self._unanswered_count -= attempt.is_unanswered
+        # Even if the act was given up: the slot was taken by the attempt, not by the act.
         self._host_limiter.release(act)
         self._queue_waiting_acts(act)
+        # An act that was given up has its outcome from elsewhere: this answer no longer counts.
         if not task.cancelled() and act.id in self._acts:
             answer = self._answer_of_attempt(act, task)
             if isinstance(answer, ActUnderWay):
@@ -307,6 +314,7 @@ class ActExecutor:
 
     def return_outcomes(self, outcomes: list[tuple[Act, ActOutcome]]) -> None:
         """Put outcomes that could not be committed back, before newer ones, for the next `take_outcomes`."""
+        # In front, so that the outcomes of one VM are stored in the order in which they came.
         self._outcomes = outcomes + self._outcomes
 
     def take_failed_attempts(self) -> list[FailedAttempt]:
@@ -346,6 +354,7 @@ class ActExecutor:
         match task.exception():
             case None:
                 return task.result()
+            # Always after the first delay, without counting: nothing was asked of the host.
             case ActNotTried() as error:
                 return self._retry_later(act, str(error), self._retry.first_delay_s)
             case Unavailable() as error:
@@ -358,6 +367,7 @@ class ActExecutor:
 
     def _after_failure(self, act: Act, reason: str) -> ActDone | ActUnderWay:
         failures = self._failures[act.id] = self._failures.get(act.id, 0) + 1
+        # An outcome at last: an event that never ends blocks its scope.
         if failures >= self._retry.max_attempts:
             return ActDone(ok=False, note=f"{reason} (tried {failures} times)")
         return self._retry_later(act, reason, self._retry.delay_s(failures))

@@ -82,6 +82,7 @@ class FleetService:
 
         async def attempt() -> None:
             async with self._change_lock:
+                # Ids and addresses anew in each attempt: another change may have taken them.
                 completed = await self._complete_change(change)
                 await self._store.commit(await self._change_commit(completed, who))
 
@@ -128,6 +129,7 @@ class FleetService:
         return dataclasses.replace(change, vms=tuple(vms))
 
     def _complete_vm(self, vm: Vm, free: Iterator[str]) -> Vm:
+        # A VM that is added again under its name is another VM, with another identity.
         is_new = not self._transactions.placement.has_vm(vm.key)
         vm_id = vm.vm_id or self._new_id().lower() if is_new else vm.vm_id
         return replace(
@@ -156,6 +158,7 @@ class FleetService:
         added = tuple(_at_stored_version(host, known.get(host.name)) for host in change.hosts)
         removed = tuple(known[name] for name in change.removed_hosts if name in known)
         changed = {host.name for host in (*added, *removed)}
+        # Only hosts that VMs come to are relied on: a VM that stays needs nothing from its host.
         arriving = {vm.host for vm in change.vms if vm.host and placement.host_of(vm.key) != vm.host} - changed
         destinations = tuple(known[name] for name in sorted(arriving) if name in known)
         if missing := sorted(arriving - known.keys()):

@@ -44,10 +44,12 @@ class GateService:
     async def _reconcile_batch(self, gates: Mapping[str, Gate], behind: GatedEvents) -> None:
         waiting = _events_by_gate(gates, behind)
         wake_times = {
+            # An event that is still to be published may make the gate wait: publishing it wakes the gate.
             gate_id: None if gate_id in behind.gates_with_planned else self._wake_at(gate, waiting[gate_id])
             for gate_id, gate in gates.items()
         }
         unready = [replace(gates[id_], wakes_at=at) for id_, at in wake_times.items() if at is not _READY_NOW]
+        # A release without a start counts no more once its events wait for something again.
         void = [gate for gate in unready if self._has_void_release(gate, waiting[gate.id])]
         await self._save_unready([gate for gate in unready if gate not in void])
         await run_concurrently(self._take_back(gate) for gate in void)
@@ -100,6 +102,7 @@ class GateService:
             nonlocal has_started
             scope = await self._transactions.run(scope_id, reconcile_scope)
             decided = (scope.event(event.id) for event in events)
+            # As decided and committed, not as hoped: each scope may have refused its start.
             has_started |= any(event is not None and event.started_at is not None for event in decided)
 
         by_scope = group_by_scope(waiting, lambda event: event.scope_id)
@@ -107,6 +110,7 @@ class GateService:
             await run_concurrently(start_in(scope_id, events) for scope_id, events in by_scope.items())
         finally:
             if not has_started:
+                # Nothing has started, so our own release is as void as one of an earlier process.
                 self._transactions.forget_gate(gate.id)
 
     async def _save_unready(self, gates: Sequence[Gate]) -> None:
@@ -128,6 +132,7 @@ class GateService:
             return max(unready)  # the usual case after an approval, decided without reading any scope
         instants: list[float | None] = []
         for event in waiting:
+            # Windows, domains and moves are known to the scope alone.
             scope = self._transactions.load(event.scope_id)
             context = self._transactions.context_for(scope)
             if not waits_only_for_gate(scope, event, context):
@@ -135,6 +140,7 @@ class GateService:
                 instants.append(wait.until if wait else None)
         if not instants:
             return _READY_NOW
+        # The last of them opens the gate; looking earlier would find it closed.
         return max((at for at in instants if at is not None), default=None)
 
 
@@ -157,6 +163,7 @@ def independent_rounds(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
     rounds: list[list[str]] = []
     busy_until: dict[str, int] = {}  # scope id → the first round in which it is free
     for gate_id, scope_ids in scopes.items():
+        # After every earlier gate that touches one of its scopes, so that their order stays.
         number = max((busy_until.get(scope_id, 0) for scope_id in scope_ids), default=0)
         if number == len(rounds):
             rounds.append([])

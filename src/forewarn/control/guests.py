@@ -40,6 +40,7 @@ class GuestService:
             if not self._is_known(scope, event_id):
                 return event_id
 
+        # Clients approve with each poll: without this, every poll would be a commit.
         if self._changes_nothing(scope, event_ids, vm.name):
             return None
 
@@ -63,6 +64,7 @@ class GuestService:
         event = live or self._store.event(event_id)
         if event is None:
             return self._replays.was_shown(scope.id, event_id)
+        # An id of another scope is as unknown as one that never existed.
         return event.scope_id == scope.id and event.listed
 
     def _vm(self, vm_key: str) -> Vm:

@@ -112,11 +112,13 @@ class Reconciler:
     async def _run_passes(self) -> None:
         while True:
             self._wake_event.clear()
+            # Those who asked before this pass began; who asks later needs the next one.
             catching_up, self._catching_up = self._catching_up, []
             try:
                 async with self.pass_lock:
                     while await self.reconcile():
                         pass
+            # What is due is still due: the next pass reads it again.
             except (Unavailable, Conflict) as error:
                 log.warning("the store is unavailable, trying again: %s", error)
                 is_done = False
@@ -170,6 +172,7 @@ class Reconciler:
         did = False
         failure: Exception | None = None
         for step in (
+            # Outcomes before plans: what has ended may be what other events wait for.
             self._record_failed_attempts,
             self._record_outcomes,
             self._apply_planned,
@@ -186,6 +189,7 @@ class Reconciler:
             except Exception as error:
                 # An error in one scope must not block the others.
                 failure = failure or error
+        # Last, so that acts of events that this pass has started begin at once.
         did |= self._executor.start_due_acts()
         if failure is not None:
             raise failure
@@ -194,6 +198,7 @@ class Reconciler:
     def next_wake_at(self) -> float | None:
         """Return the lab time, perhaps past, when a scope, gate, act, rollout, check, replay or fault is due."""
         others = (self._executor, self._rollouts, self._replays, self._faults, self._fault_storms)
+        # Everything that can become due by time alone; what a commit makes due wakes us by itself.
         soonest = (self._store.next_wake_at(), *(other.next_due_at() for other in others))
         return min((at for at in soonest if at is not None), default=None)
 
@@ -250,6 +255,7 @@ class Reconciler:
 
     async def _record_scope_outcomes(self, scope_id: str, unrecorded: dict[str, list[tuple[Act, ActOutcome]]]) -> None:
         await self._transactions.run(scope_id, self._recording_decision(unrecorded[scope_id]))
+        # Stored now: what is left after an error goes back to the executor.
         del unrecorded[scope_id]
 
     def _recording_decision(self, items: list[tuple[Act, ActOutcome]]) -> Callable[[Scope, DecisionContext], Scope]:
@@ -336,11 +342,13 @@ def _applying_decision(
     def decision(scope: Scope, context: DecisionContext) -> Scope:
         for item in planned:
             rollout = rollouts.get(item.request_id)
+            # Paused or held since it was planned: the check is part of the transaction that publishes.
             if rollout is not None and (context.hold or rollout.progress is not RolloutState.RUNNING):
                 continue  # dropped, not kept: when the rollout goes on, it plans from what is true by then
             try:
                 scope = apply_planned_event(scope, item, context)
             except Refused as error:
+                # The others of the request go on; the history says why this one did not.
                 scope = scope.with_entries(_skipped_entry(item, full_message(error), context.now))
         return scope
 

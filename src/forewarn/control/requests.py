@@ -91,6 +91,7 @@ class RequestService:
         rules = CAUSE_RULES[OPERATION_CAUSES[operation]]
         self._verbs.require(rules.verb)
         request = self._new_request(operation, who, [vm.name for vm in vms], notice_s, short_notice, key)
+        # Now, not when it starts: nobody would be there to read the refusal (decision 0015).
         if rules.moves_vm:
             for vm in vms:
                 require_destination(vm, self._transactions.placement.hosts())
@@ -109,6 +110,7 @@ class RequestService:
             if host.health is not HostHealth.HEALTHY:
                 raise Refused(f"host {host.name!r} is {host.health} already", Remedy.REPAIR_HOST, host=host.name)
             request = self._new_request(RequestedOperation.DEGRADE, who, [host.name], notice_s, short_notice, key)
+            # As they will be: a VM that is still on its way is planned with its state after the move.
             affected = [self._on_arrival(vm, host.name) for vm in self._vms_on_or_moving_to(host.name)]
             return await self._accept_for_host(request, host, HostHealth.DEGRADED, affected)
 
@@ -138,6 +140,7 @@ class RequestService:
             if host.can_take_vms:
                 raise Refused(f"host {host.name!r} is healthy: there is nothing to repair")
             vms = self._vms_on_or_moving_to(host.name)
+            # Their events would go on to move VMs off a host that counts as healthy.
             if staying := [event for vm in vms for event in self._predicted_failures(vm, host)]:
                 raise Refused(
                     f"host {host.name!r} still has {len(staying)} VMs that must leave it: "
@@ -162,6 +165,7 @@ class RequestService:
         grouped = group_by_scope(list(events), lambda event: event.scope_id)
 
         async def attempt() -> None:
+            # One transaction over several scopes: a Conflict of any makes all of them be decided again.
             await self._store.commit(merge_commits(*(self._approval_commit(s, e, who) for s, e in grouped.items())))
 
         await retry_on_conflict(attempt, "one of the events")
@@ -194,6 +198,7 @@ class RequestService:
                 events = pending_platform_events(self._transactions.load(vm.scope_id), vm.name)
                 found.update({event.id: event for event in events})
             except Refused as error:
+                # One VM without maintenance does not matter; none with it is an error.
                 refusal = refusal or error
         if not found:
             raise refusal or Rejected("perform-maintenance needs at least one VM: name it")
@@ -248,6 +253,7 @@ class RequestService:
     ) -> RequestReceipt:
         vms = [vm for vm in affected if vm.power is not PowerState.DEALLOCATED]
         changed = replace(host, health=health)
+        # The host itself still counts as healthy here, and must not be its own destination.
         others = [h for h in self._transactions.placement.hosts() if h.name != host.name]
         for vm in vms:
             require_destination(vm, others)
@@ -260,6 +266,7 @@ class RequestService:
     async def _accept(self, request: MaintenanceRequest, planned: tuple[PlannedEvent, ...]) -> RequestReceipt:
         record = Commit(requests=(request,), entries=(requested_entry(request),))
         scopes = group_by_scope(list(planned), lambda item: item.scope_id)
+        # The usual case: the request and its events are one transaction, and the caller sees the events.
         if len(scopes) == 1:
             scope = await self._transactions.run(
                 planned[0].scope_id, _apply_all_decision(planned), planned=planned, extra_commit=record

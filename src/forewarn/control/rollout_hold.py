@@ -55,6 +55,7 @@ class RolloutHoldService:
             raise Rejected("a hold needs a reason, which everybody sees: give one")
         async with self._lock:
             await self._finish_lifting()
+            # One reason for all: a second hold would hide why the first was set.
             if self.hold is not None:
                 raise Refused(f"all rollouts are on hold already ({self.hold.reason}): lift that hold first")
             hold = RolloutHold(reason=reason, who=who, at=self._transactions.clock.now())
@@ -78,6 +79,7 @@ class RolloutHoldService:
             if hold is None:
                 raise Refused("rollouts are not on hold: there is nothing to lift")
             text = f"the hold on all rollouts is lifted ({hold.reason})"
+            # Not removed yet: who dies before everything is decided again must find it.
             await self._commit_hold(replace(hold, is_lifted=True), EntryKind.RESUMED, text, who)
         return hold
 
@@ -91,6 +93,7 @@ class RolloutHoldService:
         if not self.is_lifting:
             return False
         held = [e for e in self._store.events(statuses=(EventState.SCHEDULED,)) if e.cause in ROLLOUT_CAUSES]
+        # Also those that were due all along: no time wakes what waited without an end.
         await self._transactions.reconcile_scopes_of(held)
         self._on_lifted()
         stored = self._stored()

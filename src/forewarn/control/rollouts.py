@@ -122,6 +122,7 @@ class RolloutService:
         if commit.measurements or any(request.rollout is not None for request in commit.requests):
             self.health.on_commit(applied)
         for measurement in commit.measurements:
+            # A good measurement changes nothing unless the rollout waits for it.
             awaits = measurement.request_id in self._awaits_checks or measurement.request_id in self.health.holding
             if measurement.outcome is not CheckOutcome.GOOD or awaits:
                 self._changed.add(measurement.request_id)
@@ -136,6 +137,7 @@ class RolloutService:
                 self._unblock(self._by_host.get(vm.host, ()))
             if any(vm.removed_at is not None for vm in commit.vms):  # those on its host may have waited for its scope
                 self._unblock(itertools.chain.from_iterable(self._by_host.values()))
+        # A tag or location may have changed, so the VM may be covered now.
         for request_id, rollout in self._by_property.items():
             if any(covers_vm(rollout, vm) for vm in commit.vms):
                 self._unblock((request_id,))
@@ -150,6 +152,7 @@ class RolloutService:
             if not event.is_live or any(act.to_host and act.outcome is not None for act in event.acts):
                 self._unblock(self._shared_work.others_on_host(event))  # also when a VM has left their host
         for entry in commit.entries:
+            # A planned event that was refused is gone without an event: its VM remains.
             if entry.what is EntryKind.SKIPPED:
                 self._changed.add(entry.request_id)
 
@@ -158,6 +161,7 @@ class RolloutService:
 
     def _unblock(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
+            # The first time counts, or a steady stream of changes would put the check off for ever.
             self._unblocked.setdefault(request_id, self._now())
 
     def _index_targets(self, request: MaintenanceRequest) -> None:
@@ -198,8 +202,10 @@ class RolloutService:
             did = await standing.reconcile(is_hold_lifted=self.holds.is_lifting)
         self._check_unblocked(acts_are_due)
         if self.health.open_rollouts:
+            # Before the rollouts, which decide by the latest measurements.
             did |= await self.health.reconcile()
         if self.holds.is_lifting:
+            # Before publishing: what the hold kept waiting may start first.
             did |= await self.holds.finish_lifting()
         if self._calendars.has_changed:
             for checked in await self._calendars.reconcile():
@@ -240,6 +246,7 @@ class RolloutService:
             del self._settling[request_id]
             self._changed.add(request_id)
         self._changed |= self._calendars.take_due()
+        # Many events that end together are looked at once: each look reads all events of the rollout.
         latest = self._now() - _MAX_UNUSED_S if acts_are_due else math.inf
         for request_id in [request_id for request_id, since in self._unblocked.items() if since <= latest]:
             del self._unblocked[request_id]
@@ -274,6 +281,7 @@ class RolloutService:
                     return False  # nothing is measured until a person resumes it
                 if (did := await self._follow_checks(request, rollout, events, must_be_good=True)) is not None:
                     return did
+            # As a state first: events are withdrawn in a later pass, and a crash in between changes nothing.
             why = rollout_end_reason(rollout, events, progress)
             ended = replace(rollout, progress=progress, why=why, unclear="")
             await self._save_rollout(request, ended, ended_entry(request, ended, failures_text(events), self._now()))
@@ -286,6 +294,7 @@ class RolloutService:
             self._settling[request.id] = phase.settles_until
         if progress is not RolloutState.RUNNING:
             return False
+        # Before anything new is published.
         await self._start_held_events(request, events)
         if is_settling and self.hold is None and await self._save_wave_end(request, rollout, phase):
             return True
@@ -341,6 +350,7 @@ class RolloutService:
         events: list[Event],
         planned: list[PlannedEvent],
     ) -> bool:
+        # From the count to the commit: another rollout must not take the same places meanwhile.
         async with self._budgets.lock:
             gates, ledger = self._closed_gates(events), self._budgets.ledger()
             among, windows = phase.members, self._calendars.windows_at(self._now() + request.notice_s)
@@ -377,12 +387,14 @@ class RolloutService:
         waiting = {event.gate_id for event in events if event.gate_id and event.status is EventState.SCHEDULED}
         closed = (gate_id for gate_id in sorted(waiting) if not self._transactions.is_gate_released(gate_id))
         gates = (self._store.gate(gate_id) for gate_id in closed)
+        # A void release is taken back by the commit that adds an event behind the gate.
         return {gate.host: replace(gate, released_at=None) for gate in gates if gate is not None}
 
     async def _withdraw_unstarted(
         self, request: MaintenanceRequest, rollout: Rollout, events: list[Event], planned: list[PlannedEvent]
     ) -> bool:
         if planned:
+            # The version of the request makes a batch that is being published conflict.
             await self._store.commit(Commit(requests=(request,), unplanned=tuple(p.event_id for p in planned)))
         scheduled = [event for event in events if event.status is EventState.SCHEDULED]
         for scope_id, members in group_by_scope(scheduled, lambda event: event.scope_id).items():

@@ -124,6 +124,7 @@ class ScopeTransactions:
     def context_for(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> DecisionContext:
         """Return the context of a decision about this scope now, without destinations: no VM could move."""
         gates = [event.gate_id for event in scope.events if event.gate_id]
+        # Events that are about to be published may start in the same decision.
         gates += [item.gate_id for item in planned if item.gate_id]
         causes = {event.cause for event in scope.events} | {item.cause for item in planned}
         return DecisionContext(
@@ -135,6 +136,7 @@ class ScopeTransactions:
             faults=self.faults.event_faults(),
             host_silences=self.host_silences(),
             hold=self.hold_reason,
+            # Asked only where it matters: it reads the state of rollouts, and most decisions have none.
             held_rollouts=self.held_rollouts() if causes & ROLLOUT_CAUSES else frozenset(),
         )
 
@@ -146,6 +148,7 @@ class ScopeTransactions:
         context = self.context_for(scope, planned)
         starting = [item for item in planned if may_start_at_once(scope, item, context)]
         movers = vms_needing_destination(scope, starting, context.now)
+        # Choosing a destination looks at all hosts: 3,000 VMs took seconds when every request did it.
         if not movers:
             return nullcontext(context)
         return self._with_destinations(context, movers, live_migrations(scope, starting, context.now))
@@ -195,6 +198,7 @@ class ScopeTransactions:
             scope = self.load(scope_id)
             with self.deciding(scope, planned) as context:
                 decided = with_next_wake(decision(scope, context), context)
+                # An unchanged scope is not written, or each pass would wake the next.
                 if decided != scope or extra_commit is not EMPTY_COMMIT:
                     change = self._commit_for(scope, decided)
                     merged = change if extra_commit is EMPTY_COMMIT else merge_commits(extra_commit, change)
@@ -214,8 +218,10 @@ class ScopeTransactions:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember which gates a commit released, for later contexts. Called for every commit, in order."""
         for gate in applied.commit.gates:
+            # By our own commit: it holds until `forget_gate` says that nothing started.
             self._gates[gate.id] = gate.released_at is not None
         while len(self._gates) > _MAX_CACHED_GATES:
+            # The one that was asked about first; it is read again when it is needed.
             del self._gates[next(iter(self._gates))]
 
     def is_gate_released(self, gate_id: str) -> bool:
@@ -253,6 +259,7 @@ async def run_concurrently(decisions: Iterable[Coroutine[Any, Any, object]]) -> 
     """Run decisions about different scopes concurrently; the first error is raised after all have ended."""
     waiting = list(decisions)
     failure: BaseException | None = None
+    # In parts: the store commits those of one part together, and memory stays bounded.
     for at in range(0, len(waiting), MAX_CONCURRENT_SCOPES):
         results = await asyncio.gather(*waiting[at : at + MAX_CONCURRENT_SCOPES], return_exceptions=True)
         failure = failure or next((r for r in results if isinstance(r, BaseException)), None)

@@ -151,6 +151,7 @@ class StandingOrderService:
         order = replace(order, visits=visits)
         for host in next_visits(order, hosts, now):
             visits[host] = replace(order.visit(host), request_id=self._new_id().lower(), asked_at=now, problem="")
+        # The id of the request is durable before the request is made: after a crash the loop below makes it.
         did = await self._save_if_changed(order)
         for host, visit in list(visits.items()):
             if visit.request_id and self._store.request(visit.request_id) is None:
@@ -166,6 +167,7 @@ class StandingOrderService:
             return visit
         rollout, now = request.rollout, self._now()
         is_obsolete = not has_rules_of(order, request)
+        # A visit by other rules says nothing about this order.
         if rollout.closed and not (is_obsolete and rollout.progress is RolloutState.ABORTED):
             return after_visit(visit, request)
         if rollout.closed:
@@ -179,6 +181,7 @@ class StandingOrderService:
         if visit.is_paused:
             return replace(visit, is_paused=False, asked_at=now)
         latest = now - retry_after_s(order)
+        # A group that is larger than its budget will never fit: do not wait for it.
         excess = self._budgets.excess_text(request.id)
         if rollout.progress is not RolloutState.RUNNING or not (excess or (visit.asked_at or 0.0) <= latest):
             return visit
@@ -197,6 +200,7 @@ class StandingOrderService:
         if self._store.planned(request_id=visit.request_id) or any(event.is_live for event in events):
             return None
         ended = [event.over_at for event in events if event.over_at is not None]
+        # Time under a hold is not idle: nothing could be published.
         return max(visit.asked_at or 0.0, order.held_until, *ended)
 
     async def _begin_visit(self, order: StandingOrder, host: str, visit: HostVisit) -> HostVisit:

@@ -35,6 +35,7 @@ def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
     rules, affected = event.rules, []
     for name in event.vms:
         vm = scope.vm(name)
+        # A VM that was added under the name of a removed one had no notice of this event.
         if vm is not None and name not in event.removed_vms and is_concerned(scope, vm, rules, event.host):
             arriving = vm_on_arrival(scope, vm, event.host)
             if can_act_on(arriving or vm, rules.verb):
@@ -99,6 +100,7 @@ def _act_for_vm(event: Event, vm: Vm, context: DecisionContext) -> Act:
     problem = ""
     if needs_host and to_host is None:
         problem = context.destination_problems.get(vm.key) or f"no healthy host to move to in {vm.location}"
+    # The outcome is known before the act: nobody can perform it on a host that has failed.
     elif has_failed and rules.verb not in _VERBS_ON_FAILED_HOST:
         problem = f"host {vm.host} has failed"
     return Act(
@@ -110,6 +112,7 @@ def _act_for_vm(event: Event, vm: Vm, context: DecisionContext) -> Act:
         from_host=vm.host,
         to_host=to_host or "",
         duration_s=rules.duration_s,
+        # Its host has failed, so a move need not wait for it, and may fence it.
         abrupt=event.cause is Cause.HOST_FAILED or has_failed,
         keeps_vm=rules.verb is not Verb.EVICT or vm.eviction_policy is EvictionPolicy.DEALLOCATE,
         is_stopped=vm.is_stopped_on_purpose,
@@ -156,6 +159,7 @@ def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
             after = replace(vm, power=PowerState.STOPPED)
         case Verb.START:
             host = act.to_host or vm.host
+            # A START without a host that ended well has nothing to record: no host could take the VM.
             after = replace(vm, power=PowerState.RUNNING, host=host) if host else vm
         case _:
             after = vm

@@ -85,6 +85,7 @@ def _cause_for_vm(cause: Cause, vm: Vm) -> Cause:
 
 def _notice_seconds(request: MaintenanceRequest, cause: Cause, vm: Vm) -> float:
     rules = CAUSE_RULES[cause]
+    # The owner of the VM sets the notice of a Terminate; all other kinds have the minimum of their cause.
     minimum = vm.terminate_notice_min * 60 if rules.kind is Kind.TERMINATE else rules.minimum_notice_s
     if cause is Cause.ANNOUNCED_REIMAGE:
         minimum = vm.os_image_notice_min * 60
@@ -102,6 +103,7 @@ def _notice_seconds(request: MaintenanceRequest, cause: Cause, vm: Vm) -> float:
 
 def allowed_notice(rules: CauseRules, minimum_s: float, *, notice_s: float, short_notice: bool) -> float:
     """Return the notice to give in seconds: the requested one, else the minimum (spec §6.3)."""
+    # Tests need events that start in seconds: 0 is a notice here, not "the minimum".
     if short_notice:
         return notice_s
     if 0 < notice_s < minimum_s:
@@ -125,6 +127,7 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     about, or (unless it crosses update domains) are now in a different update domain from the first remaining VM. A
     scope that has the event already is returned unchanged.
     """
+    # A crash after the commit leads here again with the same id: the event is published once.
     if scope.event(planned.event_id) is not None:
         return scope
     scope = disable_scope_if_idle(scope, context.policy, context.now)  # the reconciler may not have come to it yet
@@ -134,6 +137,7 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     vms = [vm for vm in (scope.vm(name) for name in planned.vms) if vm is not None]
     if not vms:
         raise Refused(f"VM {planned.vms[0]!r} no longer exists: there is nothing to {rules.verb}")
+    # Time has passed since the request: only what is still true of the VMs counts.
     vms = [vm for vm in vms if _is_concerned(scope, vm, planned, context)]
     if not vms:
         raise Refused(f"VM {planned.vms[0]!r} is no longer on host {planned.host!r}: there is nothing to {rules.verb}")
@@ -143,6 +147,7 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     for vm in vms:
         _require_applicable(vm_on_arrival(scope, vm, planned.host) or vm, planned.cause)
 
+    # After all checks of the VMs, so that a refused operation withdraws nothing.
     replaced = _replaced_events(scope, planned)
     for event in replaced:
         reason = f"replaced by {planned.cause}"
@@ -150,6 +155,7 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
         scope = lifecycle.withdraw(scope, event, by=planned.who, reason=reason, now=context.now, ending=ending)
     event = replace(_new_event(scope, planned, vms, context), replaces=tuple(event.id for event in replaced))
     scope = _announce_or_start(scope, event, vms, context)
+    # Last, because the events that it replaces do not count against the limit (spec §8.4).
     if rules.limited:
         _require_within_limit(scope, context.policy.max_user_operations)
     return scope
@@ -161,10 +167,12 @@ def may_start_at_once(scope: Scope, planned: PlannedEvent, context: DecisionCont
     False means that the event would only be published. True does not mean that it will start.
     """
     rules = CAUSE_RULES[planned.cause]
+    # A fault may take the notice away, so with any fault the destinations must be chosen before.
     if context.faults or planned.cause is Cause.HOST_FAILED or rules.kind is None:
         return True
     scope = disable_scope_if_idle(scope, context.policy, context.now)
     vms = [vm for vm in (scope.vm(name) for name in planned.vms) if vm is not None]
+    # The scope is disabled as `apply_planned_event` will see it, or the two could disagree.
     unlisted = bool(vms) and _unlisted_reason(scope, planned, vms, context.policy.idle_s) is not None
     return unlisted or any(_is_preapproved(planned.cause, [vm]) for vm in vms)
 
@@ -241,10 +249,12 @@ def _announce_or_start(scope: Scope, event: Event, vms: list[Vm], context: Decis
         at_failure = replace(context, failed_hosts=context.failed_hosts | {event.host})
         scope = end_acts_on_failed_hosts(scope, at_failure, names=event.vms)
         return lifecycle.start_without_notice(scope, event, acts_for_event(scope, event, context), context.now)
+    # Nothing may begin on a VM that another act is taking off its host (spec §6.4).
     earlier = act_to_wait_for(scope, event)
     if not event.listed:
         if earlier is not None and not earlier.to_host:
             raise Refused(f"the {verb_noun(earlier.verb)} of VM {earlier.name!r} has started: wait until it is done")
+        # Its destination was chosen for the host that the VM is about to leave.
         if earlier is not None and event.rules.moves_vm:
             raise Refused(
                 f"VM {earlier.name!r} is being moved to host {earlier.to_host!r}: try again when it has arrived"
@@ -271,6 +281,7 @@ def _is_preapproved(cause: Cause, vms: list[Vm]) -> bool:
 def _stops_last_vm(scope: Scope, vms: list[Vm]) -> bool:
     """Return whether no other VM of the scope would run while these are down (spec §14.2)."""
     down = {vm.key for vm in vms}
+    # VMs that an event works on are down as well, or two approvals by policy could stop the whole set.
     down.update(act.vm for event in scope.live_events(EventState.STARTED) for act in event.unfinished_acts)
     return all(vm.key in down for vm in scope.present_vms if vm.power is PowerState.RUNNING)
 
@@ -280,6 +291,7 @@ def _replaced_events(scope: Scope, planned: PlannedEvent) -> list[Event]:
     for event in scope.live_events():
         if not _are_exclusive(event.cause, planned.cause) or not set(event.vms) & set(planned.vms):
             continue
+        # What has started cannot be replaced: its VM is being changed already.
         if event.cause not in REPLACED_CAUSES.get(planned.cause, frozenset()) or event.status is EventState.STARTED:
             raise Refused(_busy_message(event))
         replaced.append(event)

@@ -41,6 +41,7 @@ def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
             _start_ready,
         ):
             reconciled = step(reconciled, context)
+        # Until nothing changes: each step may make another one due at the same instant.
         if reconciled is scope:
             return scope
         scope = reconciled
@@ -60,10 +61,12 @@ def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome, failed_hosts
     # The VM stays as it is if it has been removed, or deallocated so that the verb is no longer possible. Whether the
     # act's destination has failed meanwhile is not checked: see `outcome_on_failed_host`.
     event = scope.event(act.event_id)
+    # It has an outcome already, for instance because its host failed: the first one counts.
     if event is None or all(unfinished.id != act.id for unfinished in event.unfinished_acts):
         return scope
     recorded = lifecycle.record_outcome(scope, event, act.id, outcome)
     vm = scope.vm(act.name)
+    # The act was done, but the VM was removed or deallocated meanwhile: what happened last stays true.
     if vm is None or not outcome.ok or not can_act_on(vm, act.verb):
         return recorded
     after = vm_after_act(vm, act, outcome.at)
@@ -102,6 +105,7 @@ def _skipped_entry(event: Event, name: str, now: float) -> HistoryEntry:
 
 def _start_ready(scope: Scope, context: DecisionContext) -> Scope:
     for scheduled in scope.live_events(EventState.SCHEDULED):
+        # Read again: a start before this one may have withdrawn or changed it.
         event = scope.event(scheduled.id)
         assert event is not None
         if event.status is EventState.SCHEDULED and start_wait(scope, event, context) is None:
@@ -156,6 +160,7 @@ def _finish_time(event: Event, context: DecisionContext) -> float | None:
     """Return when the event ends: last outcome plus settling time (spec §6.5); None: not known yet."""
     if event.unfinished_acts:
         return None
+    # An unlisted event was never shown, so nobody needs the settling time to see that it is over.
     known = [act.outcome.at for act in event.acts if act.outcome is not None]
     return max(known, default=context.now) + (context.policy.settle_s if event.listed else 0)
 
@@ -171,6 +176,7 @@ def _due_times(scope: Scope, context: DecisionContext) -> Iterator[float | None]
             yield context.now
         else:
             wait = start_wait(scope, event, context)
+            # A wait without an end is over by a commit, which brings the scope back here.
             yield context.now if wait is None else wait.until
 
 

@@ -172,6 +172,7 @@ def _recommendation_wait(event: Event) -> StartWait | None:
 
 
 def _notice_wait(event: Event, context: DecisionContext) -> StartWait | None:
+    # Also behind a released gate: each VM is owed its notice, or approves.
     if event.is_ready(context.now):
         return None
     return StartWait(reason=WaitReason.NOTICE, text="an approval, or the end of its notice", until=event.not_before)
@@ -185,6 +186,7 @@ def _window_wait(event: Event, context: DecisionContext) -> StartWait | None:
     if opens is None:
         source = window_source(event.calendar)
         return StartWait(reason=WaitReason.WINDOW, text=f"an approval: it has no maintenance window{source} left")
+    # Asked anew each time: a window that has closed while something else held the event counts no more.
     if opens <= context.now:
         return None
     when = local_time_text(event.calendar, opens)
@@ -194,6 +196,7 @@ def _window_wait(event: Event, context: DecisionContext) -> StartWait | None:
 
 def _hold_wait(event: Event, context: DecisionContext) -> StartWait | None:
     """A hold or unclear checks keep a rollout's events from starting without an approval (spec §13.5)."""
+    # Operations of users go on: a hold stops what rollouts have planned.
     is_held = bool(context.hold) and event.cause in ROLLOUT_CAUSES
     if not (is_held or event.request_id in context.held_rollouts) or event.approved_at is not None:
         return None
@@ -227,10 +230,13 @@ def _silence_wait(scope: Scope, event: Event, context: DecisionContext) -> Start
     latest = event.not_before + MAX_SILENCE_S
     for vm in map(scope.vm, event.vms):
         silence = context.host_silences.get(vm.host) if vm is not None else None
+        # Silent only after the notice had ended: the VM could poll all of it.
         if vm is None or silence is None or silence.since >= event.not_before or vm.host in context.failed_hosts:
             continue
+        # It was back in time to show the end of the notice.
         if silence.until is not None and silence.until < event.not_before:
             continue
+        # Nobody knows when a node returns: look again in a second, up to the latest time.
         back_at = context.now + 1 if silence.until is None else silence.until  # at the earliest
         until = min(latest, back_at + context.policy.grace_s)
         if context.now < until:
@@ -257,6 +263,7 @@ def _update_domain_wait(scope: Scope, event: Event, context: DecisionContext) ->
     if not event.rules.planned:
         return None
     for other in scope.live_events():
+        # Operations of users do not count: an owner may restart two domains at once.
         if not other.rules.planned or other.update_domain == event.update_domain:
             continue
         if other.status is EventState.STARTED or _has_precedence(other, event, context):
@@ -276,6 +283,7 @@ def _terminate_wait(scope: Scope, event: Event, context: DecisionContext) -> Sta
     if not scope.is_placement_group or event.rules.kind is not Kind.TERMINATE or context.now >= event.not_before:
         return None
     for other in scope.live_events(EventState.SCHEDULED):
+        # Only the waits that an approval of the other one would end.
         waits = _notice_wait(other, context) or _grace_wait(other, context) or _silence_wait(scope, other, context)
         if other.rules.kind is Kind.TERMINATE and waits:
             text = f"event {other.id}, a Terminate of the same placement group that is not approved yet"

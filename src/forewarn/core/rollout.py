@@ -79,18 +79,22 @@ def next_batch(
     shortages: dict[BudgetGroup, BudgetShortage] = {}
     for host, group in hosts_in_order(remaining):
         for vm_group in _publishable_groups(rollout, group):
+            # All VMs of the group or none, so that two hosts never wait for each other behind their gates.
             if any(busy.get(vm.scope_id, vm.update_domain) != vm.update_domain for vm in vm_group):
                 continue
             calendar = GroupCalendar(common=rollout.calendar)
             if windows is not None:
                 calendar = windows.calendar_for(vm_group, rollout.calendar)
+                # An event that can never start would keep its update domain busy.
                 if not windows.can_start(calendar.common):
                     continue
             if budgets is not None:
                 vm_group = _take_within_budgets(budgets, rollout, host, vm_group, shortages)
                 if not vm_group:
                     continue
+            # Later groups of this batch must keep to the domain that this one takes.
             busy.update({vm.scope_id: vm.update_domain for vm in vm_group})
+            # A VM that arrived after the others joins their gate, as long as that is closed.
             gate = closed_gates.get(host) or _gate_for(request, host, vm_group, new_id)
             gates.extend([gate] if gate else [])
             batch_planned.extend(_planned_events(request, host, vm_group, gate, calendar, new_id))
@@ -100,6 +104,7 @@ def next_batch(
 def _take_within_budgets(
     budgets: BudgetLedger, rollout: Rollout, host: str, vm_group: list[Vm], shortages: dict[BudgetGroup, BudgetShortage]
 ) -> list[Vm]:
+    # What one gate starts goes together, so its VMs are reserved together or not at all.
     parts = [vm_group] if needs_gate(rollout) else [[vm] for vm in vm_group]
     taken: list[Vm] = []
     for part in parts:
@@ -136,6 +141,7 @@ def _handled_vms(rollout: Rollout, event: Event) -> Iterable[str]:
         return ()
     if not rollout.hosts or event.status is EventState.SCHEDULED or event.ending is Ending.WITHDRAWN:
         return [name for name in event.vms if name not in event.removed_vms]
+    # Over hosts only acts count: a VM that had left and came back has had no maintenance.
     return [act.name for act in event.acts]
 
 
@@ -265,6 +271,7 @@ def next_rollout_state(
     """
     if rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return rollout.progress
+    # A paused rollout stops as well: acts under way may fail after the pause.
     if sum(len(event.failed_acts) for event in events) >= rollout.max_failures > 0:
         return RolloutState.STOPPED
     live = [event for event in events if event.is_live]
@@ -272,6 +279,7 @@ def next_rollout_state(
         return rollout.progress
     if not live and remaining == 0:
         return rollout.progress if is_settling else RolloutState.COMPLETED
+    # Only events without a window left are live here, or none: nothing but an approval goes on.
     is_stuck = bool(live) or not has_window
     return RolloutState.STOPPED if is_stuck and rollout.progress is RolloutState.RUNNING else rollout.progress
 
@@ -308,6 +316,7 @@ def count_rollout_vms(
     states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
     for event in events:
         states |= {(event.scope_id, name): state for name, state in rollout_vm_states(event)}
+    # Last: where another rollout does the work, its state of the VM wins.
     states |= shared
     counts = Counter(states.values())
     return RolloutTally(total=len(states), **{name: counts[name] for name in _TALLY_STATES})

@@ -159,6 +159,7 @@ def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
         return scope
     enabled = replace(
         scope,
+        # A new epoch, because a client may have kept an ETag of the numbers before.
         epoch=scope.epoch + 1,
         incarnation=1,
         enabled_at=now,
@@ -178,6 +179,7 @@ def scope_idle_at(scope: Scope, policy: Policy) -> float | None:
     """Return the lab time, perhaps past, at which the scope is disabled if no VM polls until then."""
     if policy.enablement is EnablementMode.ALWAYS or scope.enabled_at is None:
         return None
+    # A scope that was just enabled is not idle because of an older poll.
     return max(scope.enabled_at, scope.last_request_at or 0) + policy.idle_s
 
 

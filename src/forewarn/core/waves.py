@@ -82,7 +82,9 @@ def wave_phase(
             return WavePhase(
                 step=WaveStep.SETTLE, wave=rollout.wave, remaining=remaining, over_at=over_at, settles_until=until
             )
+        # The wave has settled: the next one that has VMs begins; empty ones are passed over.
         following += 1
+    # Shares are of all VMs, with those that are done, so that 50 % means the same in each wave.
     total = len(handled_vms(rollout, events, planned)) + len(remaining)
     for index in range(following, len(specs)):
         if members := _first_members(rollout, specs[index], vms, remaining, total):
@@ -91,6 +93,7 @@ def wave_phase(
 
 
 def _has_begun(rollout: Rollout, events: Sequence[Event], planned: Sequence[PlannedEvent]) -> bool:
+    # Without waves nothing is stored about a beginning: the first event is one.
     return rollout.wave_began_at is not None if rollout.waves else bool(events or planned)
 
 
@@ -140,6 +143,7 @@ def _first_members(
         return _tagged(rollout, spec.tag, vms, remaining)
     if spec.is_rest:
         return list(remaining)
+    # Rounded before, so that floating point does not add a VM.
     return _first_units(rollout, vms, remaining, spec.vms or math.ceil(round(spec.share * total / 100, 6)))
 
 
@@ -156,6 +160,7 @@ def _current_members(
     if spec.tag:
         members = _tagged(rollout, spec.tag, vms, remaining)
     else:
+        # The size is that of the wave at its beginning: VMs that come later do not make it larger.
         handled = len(handled_vms(rollout, events, planned)) - rollout.wave_base
         members = _first_units(rollout, vms, remaining, rollout.wave_size - handled)
     if _works_on_hosts(rollout):

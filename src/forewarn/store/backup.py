@@ -35,6 +35,7 @@ def write_backup(source: Path, path: Path, original: sqlite3.Connection | None =
                 pages = _ALL_PAGES
             else:
                 pages = _PAGES_PER_STEP
+            # In the same directory, so that the last step is a rename and never a copy.
             partial = _new_file_beside(path)
             _copy(original, partial, pages=pages)
         _publish(partial, path)
@@ -66,6 +67,7 @@ def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
                 db.execute, now=now, reason=f"the backup {str(source)!r} was restored", above=_last_shown(target)
             )
         _forget_record(partial)
+        # As late as possible: until here an error leaves the old store in place.
         aside = _move_aside(target)
         partial.rename(target)
         sqlite_file.sync_to_disk(target.parent)
@@ -82,6 +84,7 @@ def _new_file_beside(path: Path) -> Path:
 def _publish(partial: Path, path: Path) -> None:
     """Give the finished file its name, unless another backup took the name meanwhile."""
     try:
+        # A link fails if the name is taken; a rename would overwrite the other backup.
         os.link(partial, path)
     except FileExistsError:
         raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name") from None

@@ -108,8 +108,10 @@ class CopyFollower:
             if self._opened is None:  # an earlier attempt to build it has failed
                 self._open()
             position = self.position
+            # Another record, or this one with new epochs: its numbers say nothing about ours.
             if position.record_id != lease.record_id:
                 self._rebuild(RebuildReason.OTHER_RECORD)
+            # More than the record has: it was promoted or restored without our last groups.
             elif position.number > lease.number:
                 self._rebuild(RebuildReason.LOST_GROUPS)
             else:
@@ -120,6 +122,7 @@ class CopyFollower:
         """Follow once, and check that the copy ends at the last group of a lease; return its position."""
         self.follow()
         position = self.position
+        # Nobody writes while we hold the lease, so a difference means that our copy or the record is not what we think.
         if (position.record_id, position.number) != (lease.record_id, lease.number):
             raise RecordMismatch(
                 f"the copy {str(self._path)!r} is at group {position.number}, although the lease was taken at group "
@@ -155,6 +158,7 @@ class CopyFollower:
     def _apply_log(self, position: CopyPosition) -> None:
         while True:
             try:
+                # In parts, each its own transaction of the copy: a crash leaves a copy that is only further behind.
                 groups = self._record.log_after(position.number, _GROUPS_PER_READ)
             except LogPruned:
                 self._rebuild(RebuildReason.TOO_OLD)
@@ -206,8 +210,10 @@ def _reason_to_rebuild(path: Path) -> RebuildReason | None:
     except StoreDamaged:
         return RebuildReason.DAMAGED
     with closing(sqlite_file.connect(path, mode="rw")) as db:
+        # It says that it is a copy; only then may it be thrown away and built again.
         if read_position(db) is not None:
             return None
+        # A store of its own, perhaps the only one that somebody has: never overwrite it.
         if db.execute(_HAS_ROWS).fetchone()[0]:
             raise Refused(
                 f"the store {str(path)!r} is not a copy of a record and was left as it is: move it away, or copy it "
@@ -231,6 +237,7 @@ def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
             with closing(sqlite_file.connect(partial, mode="rw")) as db:
                 position = _fill(db, snapshot)
         sqlite_file.sync_to_disk(partial)
+        # Only now, when the new one is complete and on disk.
         _set_aside_if_damaged(path)
         _delete_database(path)
         partial.rename(path)

@@ -173,6 +173,7 @@ class HeldLease:
     def renewed(self, sent_at: float) -> None:
         """Count a call that has renewed the lease, such as a commit: the lease lasts LEASE_S from `sent_at`."""
         with self._lock:
+            # Answers may overtake each other: the latest sending counts.
             self._sent_at = max(self._sent_at, sent_at)
             self._failure = ""
             self._waits_for_standby = self._lacks_standby = False
@@ -248,6 +249,7 @@ class HeldLease:
         """Report the moment of suspension, and find out whether the standby is missing."""
         while not self._is_stopping.wait(_WATCH_INTERVAL_S):
             self._report()
+            # Renewals come as they should: no need to ask the server why they do not.
             if self.state is LeaseState.HELD and self.margin_s > LEASE_S - 2 * RENEWAL_INTERVAL_S:
                 continue
             try:

@@ -77,6 +77,7 @@ PRUNE_DELIVERY_VM = "DELETE FROM delivery_vms WHERE vm = :row_id"
 async def prune_store(writer: WriterThread, path: Path, before: float) -> int:
     """Delete what is older than `before` from a store; return how many history entries it deleted."""
     entries = await _repeat(writer, partial(_prune_history, before=before))
+    # In this order: a request goes once its events are gone, a VM once nothing lists it.
     for step in (_prune_events, _prune_requests, _prune_vms):
         await _repeat(writer, partial(step, before=before))
     await _repeat(writer, release_pages)
@@ -87,6 +88,7 @@ async def prune_store(writer: WriterThread, path: Path, before: float) -> int:
 
 async def _repeat(writer: WriterThread, step: Callable[[sqlite3.Connection], int]) -> int:
     total = 0
+    # In small transactions, so that approvals do not wait behind them.
     while count := await writer.write(step):
         total += count
     return total
@@ -98,6 +100,7 @@ def _prune_history(db: sqlite3.Connection, *, before: float) -> int:
 
 def _prune_events(db: sqlite3.Connection, *, before: float) -> int:
     """Delete deliveries first, then the events that have none left."""
+    # Deliveries first: they name their event by a number that goes with it.
     statements = (PRUNE_DELIVERIES, PRUNE_DELIVERY_EVENTS, PRUNE_EVENTS)
     return sum(db.execute(statement, _slice(before)).rowcount for statement in statements)
 

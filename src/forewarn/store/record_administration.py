@@ -105,10 +105,12 @@ def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, Tab
     with sqlite_file.file_errors_as_unavailable(source, "read"):
         wanted = copy_digests(source)
         with _exclusive(url, "store copy") as (record, lease):
+            # Equal digests: an earlier call did it, and only its mark was lost.
             if _snapshot_digests(record) != wanted:
                 _require_empty(record, lease)
                 seq = _last_seq(source)
                 _rewrite(url, lease, seq, now, lambda db: _load(url, db, source, wanted))
+    # After the record has everything: a crash before leaves a source that can be copied again.
     _mark_moved(source, postgres_connection.describe_url(url))
     return wanted
 
@@ -124,6 +126,7 @@ def copy_record_to_store(url: str, target: Path) -> dict[str, TableDigest]:
     moving, mark = target.with_name(target.name + ".moving"), str(target.absolute()).encode()
     with sqlite_file.file_errors_as_unavailable(target, "written"):
         with _exclusive(url, "store copy") as (record, lease):
+            # An earlier call was not told that its COMMIT took effect: the rows are in `moving` already.
             if not moving.exists() or not _is_marked(url, mark):
                 _build_and_mark(url, record, lease, moving, mark)
         forget_position(moving)
@@ -213,6 +216,7 @@ def _exclusive(url: str, purpose: str) -> Iterator[tuple[PostgresRecord, LeaseRo
             holder = record.read_lease().holder
             raise Refused(f"{name} is in use by {holder!r}: stop all control nodes first, and try again after 5 s")
         held = HeldLease(record, lease, sent_at=sent_at)
+        # A copy may take longer than the lease lasts: a control node would take over in the middle.
         held.start()
         try:
             yield record, lease
@@ -227,6 +231,7 @@ def _rewrite(url: str, lease: LeaseRow, seq: int, clock: float, write: Callable[
         try:
             with db.transaction():
                 write(db)
+                # The row of the lease comes last: held during a long load, it would keep our own renewals waiting.
                 db.execute(_LOCK_LIMIT)
                 fenced = db.execute(_FENCE, (seq, clock, lease.term, lease.number)).fetchall()
                 if not fenced:
@@ -257,6 +262,7 @@ def _load(url: str, db: LimitedConnection, source: Path, wanted: dict[str, Table
             copy.set_types([_postgres_type(column.type) for column in metadata.tables[table].columns])
             for row in rows:
                 copy.write_row(row)
+    # In the same transaction: what differs is never committed.
     if digest_tables(_rows_of(db)) != wanted:
         raise Unavailable(
             f"the rows in {postgres_connection.describe_url(url)} differ from those in {str(source)!r}, and nothing "

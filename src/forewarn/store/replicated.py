@@ -161,6 +161,7 @@ class RecordReplication(GroupReplication):
         changes = self._capture.changes()
         if not changes:
             return
+        # Right before the write: a lease that is over must not even be tried.
         self._guard.check()
         seq = self._db.execute(queries.LAST_SEQ).fetchone()
         number, body = self._position.number + 1, encode_changes(changes)
@@ -177,8 +178,10 @@ class RecordReplication(GroupReplication):
             changes=changes,
             revision=REVISION,
         )
+        # Before it is sent: the server renews the lease at some time after this.
         sent_at = monotonic()
         self._commit_to_record(group)
+        # From here on the record has the group: an error of the copy is no failure of the write.
         self._is_copy_behind = True
         self._position = position
         self._guard.renewed(sent_at)

@@ -132,6 +132,7 @@ def set_last_seq(db: sqlite3.Connection, seq: int) -> None:
     """Let the history of a copy continue after `seq`, if it is not ahead of that; the caller commits."""
     # The entries up to there may have been pruned, and a number must never be used twice.
     updated = db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'history'", (seq,))
+    # A store without any history yet has no row there.
     if updated.rowcount == 0:
         db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('history', ?)", (seq,))
 
@@ -163,6 +164,7 @@ class ChangeCapture:
         rows = self._read_rows(keys)
         for (table, key), was_deleted in keys.items():
             row = rows.get((table, key)) or self._db.execute(_select_sql(table), key).fetchone()
+            # A row that was deleted and added again is both: others may have had its unique name in between.
             if row is None or was_deleted:
                 deleted.append(RowChange(table, key, None))
             if row is not None:
@@ -174,6 +176,7 @@ class ChangeCapture:
         for captured in self._db.execute(f"SELECT * FROM {_CAPTURED} ORDER BY rowid"):
             table = captured[0]
             key = captured[2 : 2 + len(REPLICATED_TABLES[table].key)]
+            # A deletion is remembered even if the row exists again at the end.
             keys[table, key] = bool(captured[1]) or keys.get((table, key), False)
         return keys
 
@@ -184,6 +187,7 @@ class ChangeCapture:
         rows: dict[tuple[str, SqlValues], SqlValues] = {}
         for table, values in values_by_table.items():
             places = REPLICATED_TABLES[table].key_places
+            # One statement for a table: each statement of its own costs more than the rows.
             if len(places) == 1 and len(values) >= _READ_TOGETHER_FROM:
                 (place,) = places
                 for row in self._db.execute(_select_many_sql(table), (_encode_json(values).decode(),)):

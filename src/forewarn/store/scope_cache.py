@@ -48,10 +48,12 @@ class ScopeCache:
 
     def put(self, scope: Scope) -> None:
         """Cache a scope that was just read, and evict the least recently used ones to stay within the limit."""
+        # A VM that has moved must not stay in the scope that it came from.
         self.evict((scope.id, *self._previous_scopes(scope)))
         self._scopes[scope.id] = scope
         self._vms.update((vm.key, vm) for vm in scope.vms)
         self._cached_weight += _scope_weight(scope)
+        # By VMs, not by scopes: a scope may have one VM or a thousand.
         while self._cached_weight > self._max_vms:
             self.evict((next(iter(self._scopes)),))
 
@@ -70,6 +72,7 @@ class ScopeCache:
         if commit.vms and not all(map(self._is_in_known_scope, commit.vms)):
             self._clear()  # a new or moved VM may have been in any scope
         vms, events = _group_by_scope(commit.vms), _group_by_scope(commit.events)
+        # Their rows changed without a new version of the scope: what is cached can no longer be trusted.
         self.evict((vms.keys() | events.keys()) - {scope.id for scope in commit.scopes})
         for scope in commit.scopes:
             known = self._scopes.get(scope.id)
@@ -95,6 +98,7 @@ class ScopeCache:
     def _replace_scope(self, known: Scope, row: Scope, vms: Sequence[Vm], events: Sequence[Event]) -> None:
         updated = replace(
             row,
+            # The commit carries the version that it was decided on; the store has added one.
             version=row.version + 1,
             last_request_at=_later(known.last_request_at, row.last_request_at),
             vms=_present_vms(known, vms) if vms else known.vms,

@@ -67,6 +67,7 @@ class SqliteStore(Store):
         writes are lost (`commit_mark`), every scope has a new epoch on return; `now` is real time (None: the present).
         """
         try:
+            # Before the store is opened, because opening it may remove the log that shows the loss.
             lost = find_lost_writes(path)
         except (OSError, sqlite3.Error):
             lost = None  # the next line says what is wrong with the file
@@ -82,6 +83,7 @@ class SqliteStore(Store):
                 file_check.check()
                 mark = CommitMark.begin(path, writer_db, lost, now=read_real_time() if now is None else now)
                 writer = WriterThread(writer_db, str(path), check=file_check.check, mark=mark)
+                # From here on the store owns them.
                 undo.pop_all()
             return cls(path, reader=reader, writer=writer, file_check=file_check)
 
@@ -283,6 +285,7 @@ class SqliteStore(Store):
         return await pruning.prune_store(self._writer, self._path, before)
 
     async def back_up(self, path: Path) -> None:
+        # Moved or deleted under us: the open connection may be the only way to the rows.
         original = self._reader if self._file_check.is_displaced() else None
         await asyncio.to_thread(backup.write_backup, self._path, path, original)
 
@@ -290,12 +293,14 @@ class SqliteStore(Store):
         return self._subscribers.add(listener)
 
     async def close(self) -> None:
+        # Writers before readers: their answers still read.
         await self._writer.finish()
         await self._reader_thread.close()
         self._reader.close()
         await asyncio.to_thread(self._writer.close)
 
     def _on_commit(self, applied: AppliedCommit) -> None:
+        # The cache first: subscribers read scopes, and must see this commit.
         self._scope_cache.on_commit(applied.commit)
         self._subscribers.notify(applied)
 

@@ -231,12 +231,15 @@ class WriterThread:
             return self._in_transaction(lambda: [(job.write(self._db), None) for job in jobs])
         except Exception as error:
             failure = self._roll_back_after(error)
+            # The disk or the record has failed, not a write: repeating it would fail again.
             if _is_file_error(failure) or isinstance(failure, Unavailable):
                 return [(None, self._unavailable(failure)) for _ in jobs]
         try:
+            # Savepoints only now: nearly every group goes through without, and they cost.
             return self._in_transaction(lambda: [self._write_in_savepoint(job) for job in jobs])
         except Exception as error:
             failure = self._roll_back_after(error)
+        # It does not say which row: find out by committing each write alone.
         if isinstance(failure, Rejected):  # by the record
             return [(None, failure)] if len(jobs) == 1 else [self._commit_group([job])[0] for job in jobs]
         return [(None, self._unavailable(failure)) for _ in jobs]
@@ -246,6 +249,7 @@ class WriterThread:
         self._db.execute("BEGIN IMMEDIATE")
         if self._replication is not None:
             self._replication.begin()
+        # A group without a change needs no new mark.
         changes = self._db.total_changes
         outcomes = write_all()
         if self._replication is not None:
@@ -254,6 +258,7 @@ class WriterThread:
         number = 0 if mark is None else mark.count(self._db)
         self._db.execute("COMMIT")
         if mark is not None:
+            # After the COMMIT and before the answers, see `commit_mark`.
             mark.committed(number)
         self._check_after_commit()
         if self._replication is not None:
