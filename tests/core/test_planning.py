@@ -111,7 +111,7 @@ def test_an_event_follows_the_rules_of_its_cause(cause: Cause) -> None:
     vm = vm_for(cause)
     (shown,) = document_for(apply_planned_event(scope_of(vm), planned(cause, vm), CONTEXT)).notices
     assert (shown.kind, shown.source, shown.description, shown.duration_s) == (kind, source, description, duration_s)
-    assert (CAUSE_RULES[cause].minimum_notice_s, CAUSE_RULES[cause].moves_vm) == (minimum_s, moves)
+    assert (CAUSE_RULES[cause].minimum_notice_s, CAUSE_RULES[cause].verb.rules.moves) == (minimum_s, moves)
 
 
 @pytest.mark.parametrize("cause", AT_ONCE)
@@ -344,7 +344,7 @@ def test_a_user_may_perform_pending_platform_maintenance_now(cause: Cause) -> No
 
 
 def test_only_migrations_and_redeploys_move_a_vm() -> None:
-    assert {row.verb for row in CAUSE_RULES.values() if row.moves_vm} == {Verb.MIGRATE, Verb.REDEPLOY}
+    assert {row.verb for row in CAUSE_RULES.values() if row.verb.rules.moves} == {Verb.MIGRATE, Verb.REDEPLOY}
 
 
 @pytest.mark.parametrize("ask", [RequestedOperation.DELETE, RequestedOperation.SCALE_IN])

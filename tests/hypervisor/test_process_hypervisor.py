@@ -130,7 +130,7 @@ def test_an_act_on_a_vm_without_a_supervisor_is_performed_by_the_fallback(
     run_scenario(scenario())
 
 
-def test_an_order_names_the_verb_the_duration_and_the_host(tmp_path: Path, run_scenario: RunScenario) -> None:
+def test_an_order_says_what_happens_to_the_vm(tmp_path: Path, run_scenario: RunScenario) -> None:
     supervisor = FakeSupervisor("vm-1")
 
     async def scenario() -> None:
@@ -141,7 +141,9 @@ def test_an_order_names_the_verb_the_duration_and_the_host(tmp_path: Path, run_s
             assert run.ledger.effects() == []
 
     run_scenario(scenario())
-    assert supervisor.orders == [{"act": "E1:vm-1", "verb": "redeploy", "duration_s": 120.0, "host": "host-2"}]
+    effect = {"effect": "reboot", "wipes_disk": True, "removed_as": "", "abrupt": False}
+    order = {"act": "E1:vm-1", "verb": "redeploy", "duration_s": 120.0, "host": "host-2", **effect}
+    assert supervisor.orders == [order]
 
 
 def test_a_failed_act_has_the_note_of_the_supervisor(tmp_path: Path, run_scenario: RunScenario) -> None:

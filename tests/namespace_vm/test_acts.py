@@ -124,8 +124,9 @@ def test_a_repeated_order_has_no_second_effect(lab: Lab) -> None:
     assert len(lab.boots()) == 2
 
 
-def test_an_unknown_verb_fails_with_a_sentence(lab: Lab) -> None:
-    result = lab.perform("defragment")
+def test_an_order_with_an_unknown_effect_fails_with_a_sentence(lab: Lab) -> None:
+    lab.service.order_unknown_effect("web-0", "new")
+    result = lab.service.outcome("web-0", "new")
 
     assert (result["ok"], result["note"]) == (False, "a namespace VM cannot 'defragment'")
 
@@ -211,7 +212,7 @@ def test_a_restarted_supervisor_finishes_an_interrupted_act(lab: Lab) -> None:
     os.kill(lab.child.pid, signal.SIGKILL)
     lab.child.wait()
     with (lab.service.directory_of("web-0") / "journal.jsonl").open("a") as journal:
-        journal.write(json.dumps({"act": "half", "verb": "redeploy"}) + "\n")
+        journal.write(json.dumps({"act": "half", "effect": "reboot", "wipes_disk": True}) + "\n")
 
     lab.run()
     lab.wait_for_boots(2)
@@ -228,7 +229,8 @@ def test_a_shutdown_that_a_killed_supervisor_had_begun_is_performed_again(lab: L
     """The VM was started again meanwhile, so it would go on running although the service counts it as down."""
     os.kill(lab.child.pid, signal.SIGKILL)
     lab.child.wait()
-    entries = [{"act": "half", "verb": verb}, {"act": "half", "ok": True, "note": ""}]
+    start = {"act": "half", "effect": "shut down", "wipes_disk": verb != "power-off"}
+    entries = [start, {"act": "half", "ok": True, "note": ""}]
     with (lab.service.directory_of("web-0") / "journal.jsonl").open("a") as journal:
         journal.writelines(json.dumps(entry) + "\n" for entry in entries[:lines])
 
@@ -246,7 +248,7 @@ def test_a_supervisor_empties_the_disk_of_an_interrupted_deallocation_only_once(
     os.kill(lab.child.pid, signal.SIGKILL)
     lab.child.wait()
     with (lab.service.directory_of("web-0") / "journal.jsonl").open("a") as journal:
-        journal.write(json.dumps({"act": "half", "verb": "deallocate"}) + "\n")
+        journal.write(json.dumps({"act": "half", "effect": "shut down", "wipes_disk": True}) + "\n")
 
     for boots in (2, 3):
         lab.run()

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.namespace_vm.act_journal import VmActJournal, VmActOutcome
+from forewarn.namespace_vm.act_journal import VmActJournal, VmActOutcome, VmActStart
+
+REBOOT = VmActStart(effect="reboot", wipes_disk=False)
+PAUSE = VmActStart(effect="pause", wipes_disk=False)
+REDEPLOY = VmActStart(effect="reboot", wipes_disk=True)
 
 
 @pytest.fixture
@@ -17,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_next_supervisor_knows_an_outcome(path: Path) -> None:
     journal = VmActJournal(path)
-    journal.begin("a", "reboot")
+    journal.begin("a", REBOOT)
     journal.finish("a", VmActOutcome(ok=False, note="no"))
     journal.close()
 
@@ -30,12 +34,12 @@ def test_the_next_supervisor_knows_an_outcome(path: Path) -> None:
 
 def test_an_act_without_an_outcome_is_unfinished(path: Path) -> None:
     journal = VmActJournal(path)
-    journal.begin("a", "redeploy")
+    journal.begin("a", REDEPLOY)
     journal.close()
 
     again = VmActJournal(path)
 
-    assert again.unfinished == {"a": "redeploy"}
+    assert again.unfinished == {"a": REDEPLOY}
     assert again.outcomes == {}
     again.close()
 
@@ -43,9 +47,9 @@ def test_an_act_without_an_outcome_is_unfinished(path: Path) -> None:
 def test_every_prefix_of_a_journal_can_be_read(path: Path) -> None:
     """A supervisor may be killed while it writes."""
     journal = VmActJournal(path)
-    journal.begin("a", "freeze")
+    journal.begin("a", PAUSE)
     journal.finish("a", VmActOutcome(ok=True))
-    journal.begin("b", "reboot")
+    journal.begin("b", REBOOT)
     journal.close()
     whole = path.read_bytes()
 
@@ -63,32 +67,33 @@ def test_every_prefix_of_a_journal_can_be_read(path: Path) -> None:
     [
         "no JSON",
         '["act"]',
-        '{"verb":"reboot"}',
+        '{"effect":"reboot","wipes_disk":true}',
         '{"act":"b"}',
         '{"act":"b","ok":true}',
         '{"act":"b","ok":"yes","note":""}',
-        '{"act":["b"],"verb":"reboot"}',
-        '{"act":"b","verb":1}',
+        '{"act":["b"],"effect":"reboot","wipes_disk":true}',
+        '{"act":"b","effect":1,"wipes_disk":true}',
+        '{"act":"b","effect":"reboot"}',
     ],
 )
 def test_a_line_that_is_no_entry_is_dropped(path: Path, line: str) -> None:
     journal = VmActJournal(path)
-    journal.begin("a", "reboot")
+    journal.begin("a", REBOOT)
     journal.close()
     with path.open("a") as file:
         file.write(f"{line}\n")
 
     again = VmActJournal(path)
 
-    assert (again.unfinished, again.outcomes) == ({"a": "reboot"}, {})
+    assert (again.unfinished, again.outcomes) == ({"a": REBOOT}, {})
     again.close()
 
 
 def test_a_journal_drops_old_outcomes_but_no_unfinished_act(path: Path) -> None:
     journal = VmActJournal(path)
-    journal.begin("open", "reboot")
+    journal.begin("open", REBOOT)
     for number in range(300):
-        journal.begin(f"act-{number}", "freeze")
+        journal.begin(f"act-{number}", PAUSE)
         journal.finish(f"act-{number}", VmActOutcome(ok=True))
     journal.close()
 
@@ -96,7 +101,7 @@ def test_a_journal_drops_old_outcomes_but_no_unfinished_act(path: Path) -> None:
 
     assert len(again.outcomes) == 256
     assert "act-299" in again.outcomes
-    assert again.unfinished == {"open": "reboot"}
+    assert again.unfinished == {"open": REBOOT}
     assert path.read_bytes().count(b"\n") == 257
     again.close()
 
@@ -121,19 +126,19 @@ def disk_with_space(path: Path, more: int) -> Iterator[None]:
 def test_a_partial_write_on_a_full_disk_does_not_spoil_the_next_line(path: Path) -> None:
     journal = VmActJournal(path)
     with disk_with_space(path, 10), pytest.raises(OSError, match="No space left"):
-        journal.begin("a", "reboot")
-    journal.begin("b", "reboot")
+        journal.begin("a", REBOOT)
+    journal.begin("b", REBOOT)
     journal.close()
 
     again = VmActJournal(path)
 
-    assert again.unfinished == {"b": "reboot"}
+    assert again.unfinished == {"b": REBOOT}
     again.close()
 
 
 def test_an_outcome_that_cannot_be_written_is_known_while_the_journal_is_open(path: Path) -> None:
     journal = VmActJournal(path)
-    journal.begin("a", "reboot")
+    journal.begin("a", REBOOT)
     with disk_with_space(path, 0), pytest.raises(OSError, match="File too large"):
         journal.finish("a", VmActOutcome(ok=True))
 
@@ -144,7 +149,7 @@ def test_an_outcome_that_cannot_be_written_is_known_while_the_journal_is_open(pa
 def test_a_journal_that_cannot_be_compacted_on_a_full_disk_stays_as_it_was(path: Path) -> None:
     journal = VmActJournal(path)
     for act in ("a", "b"):
-        journal.begin(act, "reboot")
+        journal.begin(act, REBOOT)
     journal.close()
     before = path.read_bytes()
 

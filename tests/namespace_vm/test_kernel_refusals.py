@@ -40,7 +40,7 @@ def test_a_freeze_that_fails_halfway_leaves_no_process_stopped(tmp_path: Path) -
         journal = VmActJournal(tmp_path / "journal.jsonl")
         acts = VmActExecutor(machine=machine, journal=journal, send=sent.put, default_duration_s=1.0)
         acts.vm_started.set()
-        await acts.execute(VmActOrder(act="A", verb="freeze", duration_s=60.0))
+        await acts.execute(VmActOrder(act="A", verb="freeze", effect="pause", duration_s=60.0))
         while "ok" not in (message := await sent.get()):
             pass
         journal.close()
@@ -61,7 +61,7 @@ def test_an_act_that_cannot_be_journalled_is_not_started_and_fails(tmp_path: Pat
         acts = VmActExecutor(machine=machine, journal=journal, send=sent.put, default_duration_s=1.0)
         acts.vm_started.set()
         journal.close()  # like a disk that cannot be written
-        await acts.execute(VmActOrder(act="A", verb="reboot"))
+        await acts.execute(VmActOrder(act="A", verb="reboot", effect="reboot"))
         while "ok" not in (message := await sent.get()):
             pass
         assert message["note"] == "reboot was not started: the journal cannot be written (Bad file descriptor)"

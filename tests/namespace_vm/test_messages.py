@@ -42,8 +42,11 @@ def test_a_hello_names_the_vm_its_supervisor_and_the_known_outcomes() -> None:
 
 
 def test_an_order_may_omit_fields_that_its_verb_does_not_need() -> None:
-    assert VmActOrder.from_message({"act": "a", "verb": "reboot"}) == VmActOrder(act="a", verb="reboot")
-    assert VmActOrder.from_message({"act": "a", "verb": "freeze", "duration_s": 9, "host": None}).duration_s == 9.0
+    assert VmActOrder.from_message({"act": "a", "verb": "reboot", "effect": "reboot"}) == VmActOrder(
+        act="a", verb="reboot", effect="reboot"
+    )
+    freeze = {"act": "a", "verb": "freeze", "effect": "pause", "duration_s": 9, "host": None}
+    assert VmActOrder.from_message(freeze).duration_s == 9.0
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_PAUSING_VERBS = ("freeze", "migrate")
-
 
 @dataclass(slots=True)
 class FakeSupervisorJournal:
@@ -146,7 +144,7 @@ class FakeSupervisor:
             self._send_outcome(act)
         elif act in self.journal.thaws_at:
             self._report_progress(act, now)
-        elif verb in _PAUSING_VERBS:
+        elif order["effect"] == "pause":
             self.journal.effects.append((act, verb))
             self.journal.thaws_at[act] = now + order["duration_s"]
             self.state = "frozen"

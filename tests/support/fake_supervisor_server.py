@@ -19,6 +19,10 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
+from forewarn.core.cause import Verb
+from forewarn.core.event import Act
+from forewarn.hypervisor.process.messages import order_message
+
 Message = dict[str, Any]
 TIMEOUT_S = 30.0
 
@@ -65,9 +69,13 @@ class FakeSupervisorServer:
     ) -> str:
         """Send an order; returns the act's id."""
         act = act or str(uuid4())
-        order = {"act": act, "verb": verb, "duration_s": duration_s, "host": host, "abrupt": abrupt}
-        self._connection(vm).send({"order": order})
+        to = Act(id=act, vm=vm, name=vm, verb=Verb(verb), event_id="", to_host=host, abrupt=abrupt)
+        self._connection(vm).send(order_message(to, duration_s))
         return act
+
+    def order_unknown_effect(self, vm: str, act: str) -> None:
+        """Send an order that only a later service can send."""
+        self._connection(vm).send({"order": {"act": act, "verb": "defragment", "effect": "defragment"}})
 
     def thaw(self, vm: str, act: str) -> None:
         self._connection(vm).send({"thaw": act})

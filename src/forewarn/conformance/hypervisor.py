@@ -21,7 +21,6 @@ from forewarn.core.event import Act, act_id
 from forewarn.errors import Unavailable
 from forewarn.hypervisor.interface import ActDone, ActUnderWay, Hypervisor
 
-_MOVING_VERBS = (Verb.MIGRATE, Verb.REDEPLOY)
 _MAX_PERFORM_CALLS = 1000  # calls after which an act counts as never done
 
 
@@ -65,7 +64,7 @@ class HypervisorConformance(ABC):
         Each event id leads to another act id, and the verb does not change that; a migration or redeploy goes to
         `host-2`. Override it to name a VM of yours.
         """
-        to_host = "host-2" if verb in _MOVING_VERBS else ""
+        to_host = "host-2" if verb.rules.moves else ""
         return Act(
             id=act_id(event_id, "vm-1"),
             vm="s/g/vm-1",

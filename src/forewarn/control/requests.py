@@ -92,7 +92,7 @@ class RequestService:
         self._verbs.require(rules.verb)
         request = self._new_request(operation, who, [vm.name for vm in vms], notice_s, short_notice, key)
         # Now, not when it starts: nobody would be there to read the refusal (decision 0015).
-        if rules.moves_vm:
+        if rules.verb.rules.moves:
             for vm in vms:
                 require_destination(vm, self._transactions.placement.hosts())
         return await self._accept(request, plan_events_for_vms(request, vms, self._new_id))

@@ -87,7 +87,7 @@ class RolloutRequestService:
         rollout = self._with_declared_host_names(rollout)
         scope = self._transactions.load(rollout.scope_id) if rollout.scope_id else None
         vms = checked_rollout_vms(self._store, rollout)
-        if rules.moves_vm:
+        if rules.verb.rules.moves:
             for vm in vms:
                 require_destination(vm, self._transactions.placement.hosts())
         now = self._transactions.clock.now()

@@ -51,7 +51,6 @@ from forewarn.core.waves import (
 )
 from forewarn.errors import Conflict
 from forewarn.explain.rollout_plan import RolloutForecast, forecast_rollout
-from forewarn.hypervisor.simulated import USUAL_DURATION_S
 from forewarn.store.interface import AppliedCommit
 
 _END_STATES = {RolloutState.STOPPED, RolloutState.ABORTED, RolloutState.COMPLETED}
@@ -435,7 +434,7 @@ class RolloutService:
     ) -> RolloutForecast:
         """Return the sizes and times of the rollout's waves, and when it probably ends, begun or not."""
         now, rules = self._now(), CAUSE_RULES[rollout.cause]
-        act_s = float(rules.duration_s) if rules.duration_s >= 0 else USUAL_DURATION_S[rules.verb]
+        act_s = float(rules.duration_s) if rules.duration_s >= 0 else rules.verb.rules.usual_duration_s
         snapshot = snapshot or self.snapshot_of(request, rollout)
         return forecast_rollout(
             request,

@@ -6,25 +6,18 @@ from collections.abc import Iterator, Sequence, Set
 
 from msgspec.structs import replace
 
-from forewarn.core.cause import CAUSE_RULES, VERBS_LEAVING_HOST, Cause, CauseRules, Verb
+from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, Verb, VmEffect
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Act, ActOutcome, Event, EventState, act_id
 from forewarn.core.fleet import EvictionPolicy, LastSeen, PowerState, Vm, VmCondition
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
 
-# A deallocated VM is on no host; only these verbs can still be performed on it.
-_VERBS_WITHOUT_HOST = frozenset({Verb.DELETE, Verb.START, Verb.REAPPLY, Verb.DEALLOCATE})
-# At the end of these a VM runs, unless its user had stopped it.
-_BOOTING_VERBS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.REIMAGE})
-# These need nothing from the host that a VM leaves, so they are possible even if it has failed (spec §6.4).
-_VERBS_ON_FAILED_HOST = VERBS_LEAVING_HOST | {Verb.REDEPLOY}
-
 
 def can_act_on(vm: Vm, verb: Verb) -> bool:
     """Return whether the VM's power state allows the verb."""
     # A deallocated VM, which is on no host, can only be started, deleted, deallocated or reapplied.
-    return vm.power is not PowerState.DEALLOCATED or verb in _VERBS_WITHOUT_HOST
+    return vm.power is not PowerState.DEALLOCATED or not verb.rules.needs_host
 
 
 def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
@@ -65,8 +58,8 @@ def act_to_wait_for(scope: Scope, event: Event) -> Act | None:
     # itself takes the VM off its host need not wait for the latter.
     others = (other for other in scope.live_events(EventState.STARTED) if other.id != event.id)
     acts = [act for other in others for act in other.unfinished_acts if act.name in event.vms]
-    leaving = (act for act in acts if act.verb in VERBS_LEAVING_HOST)  # first, because nothing may follow them
-    moving = (act for act in acts if act.to_host and event.rules.verb not in VERBS_LEAVING_HOST)
+    leaving = (act for act in acts if act.verb.rules.leaves_host)  # first, because nothing may follow them
+    moving = (act for act in acts if act.to_host and not event.rules.verb.rules.leaves_host)
     return next(leaving, None) or next(moving, None)
 
 
@@ -75,7 +68,7 @@ def with_acts_at_host(scope: Scope, vm: Vm, failed_hosts: Set[str]) -> Scope:
     has_failed = vm.host in failed_hosts
     for event in scope.live_events(EventState.STARTED):
         acts = tuple(
-            replace(act, from_host=vm.host, abrupt=has_failed and act.verb in _VERBS_ON_FAILED_HOST)
+            replace(act, from_host=vm.host, abrupt=has_failed and _is_possible_without_source(act.verb))
             if act.vm == vm.key and act.outcome is None
             else act
             for act in event.acts
@@ -101,7 +94,7 @@ def _act_for_vm(event: Event, vm: Vm, context: DecisionContext) -> Act:
     if needs_host and to_host is None:
         problem = context.destination_problems.get(vm.key) or f"no healthy host to move to in {vm.location}"
     # The outcome is known before the act: nobody can perform it on a host that has failed.
-    elif has_failed and rules.verb not in _VERBS_ON_FAILED_HOST:
+    elif has_failed and not _is_possible_without_source(rules.verb):
         problem = f"host {vm.host} has failed"
     return Act(
         id=act_id(event.id, vm.name),
@@ -120,8 +113,14 @@ def _act_for_vm(event: Event, vm: Vm, context: DecisionContext) -> Act:
     )
 
 
+def _is_possible_without_source(verb: Verb) -> bool:
+    """Whether the verb needs nothing from the host that the VM leaves: possible even if that has failed (spec §6.4)."""
+    rules = verb.rules
+    return rules.leaves_host or (rules.moves and rules.effect is not VmEffect.PAUSE)
+
+
 def _needs_destination(vm: Vm, rules: CauseRules) -> bool:
-    return rules.moves_vm or (rules.verb is Verb.START and not vm.host)
+    return rules.verb.rules.moves or (rules.verb is Verb.START and not vm.host)
 
 
 def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> list[Vm]:
@@ -139,7 +138,7 @@ def _moving_vms(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> It
     items: list[Event | PlannedEvent] = [*ready, *planned]
     for item in items:
         rules = CAUSE_RULES[item.cause]
-        if rules.moves_vm or rules.verb is Verb.START:
+        if rules.verb.rules.moves or rules.verb is Verb.START:
             movers = (scope.vm(name) for name in item.vms)
             yield from ((vm, rules) for vm in movers if vm is not None and _needs_destination(vm, rules))
 
@@ -167,7 +166,7 @@ def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
 
 
 def _expected_after_act(vm: Vm, act: Act) -> Vm:
-    if act.verb in _BOOTING_VERBS and not act.is_stopped:
+    if act.verb.rules.effect is VmEffect.REBOOT and not act.is_stopped:
         vm = replace(vm, power=PowerState.RUNNING)
     has_crashed = vm.condition is VmCondition.CRASHED and vm.power is PowerState.STOPPED
     stays_crashed = has_crashed and act.verb is not Verb.POWER_OFF

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from forewarn.core.cause import VERBS_WITHOUT_OUTAGE
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import PowerState, Vm, VmCondition, vm_key_in_scope
 from forewarn.core.request import ROLLOUT_CAUSES, PlannedEvent
@@ -219,7 +218,7 @@ def vms_out_by_event(event: Event) -> tuple[str, ...]:
     # cause counts for the VMs that it acts on, even those whose act has ended; starting a VM or applying its
     # configuration again is no outage.
     if event.status is EventState.STARTED:
-        return tuple(act.vm for act in event.acts if act.verb not in VERBS_WITHOUT_OUTAGE)
+        return tuple(act.vm for act in event.acts if act.verb.rules.interrupts)
     if event.status is EventState.SCHEDULED and event.cause in ROLLOUT_CAUSES:
         return tuple(vm_key_in_scope(event.scope_id, name) for name in event.vms)
     return ()

@@ -9,7 +9,7 @@ from forewarn.protocol.document import EventSource, Kind
 
 
 class Verb(StrEnum):
-    """What an act does to its VM. The values are stored."""
+    """What an act does to its VM. VERB_RULES says what follows from each verb. The values are stored."""
 
     FREEZE = "freeze"  # pause the VM for some seconds
     MIGRATE = "migrate"  # pause the VM and move it, running, to another host
@@ -23,14 +23,89 @@ class Verb(StrEnum):
     REAPPLY = "reapply"  # apply the VM's configuration again
     REIMAGE = "reimage"  # boot the VM with a new OS disk
 
+    @property
+    def rules(self) -> VerbRules:
+        """What follows from this verb."""
+        return VERB_RULES[self]
 
-VERBS_LEAVING_HOST = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})  # after these a VM is on no host
-VERBS_WITHOUT_OUTAGE = frozenset({Verb.START, Verb.REAPPLY})  # a running VM goes on running
+
+class VmEffect(StrEnum):
+    """What happens to a running VM during an act. Sent to supervisors of namespace VMs."""
+
+    PAUSE = "pause"  # it stands still, keeps its memory and goes on
+    REBOOT = "reboot"  # it goes down and boots
+    SHUT_DOWN = "shut down"  # it is down afterwards
+    BOOT = "boot"  # only of a VM that is down; a running one goes on
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerbRules:
+    """The rules of one verb: what it does to the VM, and the words for it."""
+
+    effect: VmEffect
+    usual_duration_s: float  # of an act that does not say how long it takes, in lab time
+    moves: bool = False  # brings the VM to another host
+    leaves_host: bool = False  # the VM is on no host afterwards
+    needs_host: bool = True  # False: it can be performed on a deallocated VM, which is on no host
+    wipes_disk: bool = False  # the ephemeral disk is empty afterwards
+    announced_as: Kind | None = None  # the event type that usually announces it; None: none does
+    noun: str = ""  # as in "eviction of web"; "": the verb itself
+    phrase: str = ""  # as in "cannot power VMs off"; "": the verb and "VMs"
+    removed_as: str = ""  # as in "web was evicted"; "": the VM stays
+    form: str = ""  # the operation with which a person does it again; "": there is none
+    loss: str = ""  # what it takes away for good, whatever the notice
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether a running VM does not simply go on running."""
+        return self.effect not in (VmEffect.BOOT, VmEffect.NONE)
+
+    @property
+    def boots(self) -> bool:
+        """Whether the VM boots at the end."""
+        return self.effect in (VmEffect.REBOOT, VmEffect.BOOT)
+
+
+VERB_RULES: dict[Verb, VerbRules] = {
+    Verb.FREEZE: VerbRules(effect=VmEffect.PAUSE, usual_duration_s=9, announced_as=Kind.FREEZE),  # spec §6.4
+    Verb.MIGRATE: VerbRules(
+        effect=VmEffect.PAUSE, usual_duration_s=5, moves=True, announced_as=Kind.FREEZE, form="redeploy"
+    ),
+    Verb.REBOOT: VerbRules(effect=VmEffect.REBOOT, usual_duration_s=30, announced_as=Kind.REBOOT, form="restart"),
+    Verb.REDEPLOY: VerbRules(
+        effect=VmEffect.REBOOT, usual_duration_s=120, moves=True, wipes_disk=True,
+        announced_as=Kind.REDEPLOY, form="redeploy",
+    ),
+    Verb.EVICT: VerbRules(
+        effect=VmEffect.SHUT_DOWN, usual_duration_s=10, leaves_host=True, wipes_disk=True,
+        announced_as=Kind.PREEMPT, noun="eviction", removed_as="evicted",
+        loss="Each VM is taken away: it is deallocated, or deleted with its disks if its eviction policy says so.",
+    ),
+    Verb.DELETE: VerbRules(
+        effect=VmEffect.SHUT_DOWN, usual_duration_s=10, leaves_host=True, needs_host=False, wipes_disk=True,
+        announced_as=Kind.TERMINATE, removed_as="deleted",
+        loss="Deleted VMs and their data cannot be brought back.",
+    ),
+    Verb.POWER_OFF: VerbRules(effect=VmEffect.SHUT_DOWN, usual_duration_s=15, phrase="power VMs off"),
+    Verb.START: VerbRules(effect=VmEffect.BOOT, usual_duration_s=20, needs_host=False),
+    Verb.DEALLOCATE: VerbRules(
+        effect=VmEffect.SHUT_DOWN, usual_duration_s=15, leaves_host=True, needs_host=False, wipes_disk=True,
+        loss="Each VM stops without notice, leaves its host and loses its temporary disk.",
+    ),
+    Verb.REAPPLY: VerbRules(
+        effect=VmEffect.NONE, usual_duration_s=5, needs_host=False, phrase="reapply the configuration of VMs"
+    ),
+    Verb.REIMAGE: VerbRules(
+        effect=VmEffect.REBOOT, usual_duration_s=60, wipes_disk=True,
+        loss="The data on the disk of each VM is lost and cannot be brought back.",
+    ),
+}  # fmt: skip
 
 
 def verb_noun(verb: str) -> str:
-    """Return the noun for a verb, as in `eviction of web`: the verb itself, except for `evict`."""
-    return "eviction" if verb == Verb.EVICT else verb
+    """Return the noun for a verb or another operation, as in `eviction of web`."""
+    return (Verb(verb).rules.noun or verb) if verb in VERB_RULES else verb
 
 
 class Cause(StrEnum):
@@ -70,11 +145,6 @@ class CauseRules:
     by_user: bool = False  # an operation of the user: performed at once while the scope is disabled (spec §8.2)
     has_impact: bool = True  # False: it never starts, and is gone after 10 minutes or when what it warns of comes
     limited: bool = False  # counts towards the limit of user operations (spec §8.4)
-
-    @property
-    def moves_vm(self) -> bool:
-        """Whether events of this cause move their VMs to another host: the verb is migrate or redeploy."""
-        return self.verb in (Verb.MIGRATE, Verb.REDEPLOY)
 
 
 def _rules_without_event(verb: Verb) -> CauseRules:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 from forewarn.core import lifecycle
-from forewarn.core.cause import VERBS_LEAVING_HOST, Verb
+from forewarn.core.cause import Verb
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.core.fleet import Vm
@@ -50,7 +50,7 @@ def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = fro
     # `failed_hosts` (names) and not being redeployed: its redeployment to this host has ended as failed.
     acts = [act for event in scope.live_events(EventState.STARTED) for act in event.unfinished_acts if act.vm == vm.key]
     is_on_failed_host = vm.host == host or vm.host in failed_hosts
-    if any(act.verb in VERBS_LEAVING_HOST and (act.abrupt or not is_on_failed_host) for act in acts):
+    if any(act.verb.rules.leaves_host and (act.abrupt or not is_on_failed_host) for act in acts):
         return False  # it goes on, and then there is nothing to move
     moves = [act for act in acts if act.verb is Verb.REDEPLOY]
     if vm.host == host:

@@ -255,7 +255,7 @@ def _announce_or_start(scope: Scope, event: Event, vms: list[Vm], context: Decis
         if earlier is not None and not earlier.to_host:
             raise Refused(f"the {verb_noun(earlier.verb)} of VM {earlier.name!r} has started: wait until it is done")
         # Its destination was chosen for the host that the VM is about to leave.
-        if earlier is not None and event.rules.moves_vm:
+        if earlier is not None and event.rules.verb.rules.moves:
             raise Refused(
                 f"VM {earlier.name!r} is being moved to host {earlier.to_host!r}: try again when it has arrived"
             )

@@ -7,19 +7,16 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from forewarn.core.cause import Verb
+from forewarn.core.cause import Verb, VmEffect
 from forewarn.core.event import Act
 from forewarn.crash_test.case_recorder import CaseRecorder
 from forewarn.crash_test.handler_process import HandlerProcess
 from forewarn.crash_test.timeline import Impact
 from forewarn.errors import Refused
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.simulated import USUAL_DURATION_S
 
 # How long a VM is down, in seconds of the service's clock: shorter than in production, so that cases stay short.
 DOWN_S: dict[Verb, float] = {Verb.REBOOT: 2.0, Verb.REDEPLOY: 3.0, Verb.REIMAGE: 3.0}
-_FREEZING_VERBS = frozenset({Verb.FREEZE, Verb.MIGRATE})
-_FINAL_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.POWER_OFF, Verb.DEALLOCATE})
 _ASK_AGAIN_S = 0.2  # of the service's clock
 _ANSWER_S = 1.0  # real time in which the answer to an approval must reach the handler before its VM goes down
 
@@ -90,24 +87,26 @@ class VmHypervisor:
             self._recorder.report_problem(f"the {act.verb} of {act.name} failed: {error}")
             raise
         finally:
-            until = None if act.verb in _FINAL_VERBS else self._recorder.now()
+            until = None if act.verb.rules.effect is VmEffect.SHUT_DOWN else self._recorder.now()
             self._recorder.record(msgspec.structs.replace(impact, until=until))
             del self._running_impacts[act.id]
         return ""
 
     async def _act_on(self, handler: HandlerProcess, act: Act) -> None:
         duration_s = _duration_s(act) / self._speed
-        if act.verb in _FREEZING_VERBS:
-            await handler.freeze(duration_s)
-        elif act.verb in DOWN_S:
-            await handler.reboot(is_abrupt=act.abrupt, down_s=duration_s)
-        elif act.verb in _FINAL_VERBS:
-            await handler.shut_down()
-        elif act.verb is Verb.START:
-            await handler.boot()
+        match act.verb.rules.effect:
+            case VmEffect.PAUSE:
+                await handler.freeze(duration_s)
+            case VmEffect.REBOOT:
+                await handler.reboot(is_abrupt=act.abrupt, down_s=duration_s)
+            case VmEffect.SHUT_DOWN:
+                await handler.shut_down()
+            case VmEffect.BOOT:
+                await handler.boot()
+            case VmEffect.NONE:
+                pass
 
 
 def _duration_s(act: Act) -> float:
-    if act.verb in DOWN_S:
-        return DOWN_S[act.verb]
-    return float(act.duration_s) if act.duration_s >= 0 else USUAL_DURATION_S[act.verb]
+    usual_s = act.verb.rules.usual_duration_s
+    return DOWN_S.get(act.verb) or (float(act.duration_s) if act.duration_s >= 0 else usual_s)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from forewarn.core.cause import CAUSE_RULES, VERBS_WITHOUT_OUTAGE, Cause, Verb, verb_noun
+from forewarn.core.cause import CAUSE_RULES, Cause, Verb, verb_noun
 from forewarn.core.event import Event
 from forewarn.core.request import PlannedEvent
 from forewarn.duration import duration_text
@@ -18,13 +18,6 @@ from forewarn.explain.rollout_plan import PlannedWave
 from forewarn.wording import first_names
 
 _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
-# What a verb takes away for good, whatever the notice.
-_LOSSES = {
-    Verb.DELETE: "Deleted VMs and their data cannot be brought back.",
-    Verb.EVICT: "Each VM is taken away: it is deallocated, or deleted with its disks if its eviction policy says so.",
-    Verb.REIMAGE: "The data on the disk of each VM is lost and cannot be brought back.",
-    Verb.DEALLOCATE: "Each VM stops without notice, leaves its host and loses its temporary disk.",
-}
 
 
 class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +79,7 @@ def _preview(
     over_at = max(ends, default=now) if is_over else None
     sentences = (*_sentences(events, now=now, vms=vms, over_at=over_at), *skipped)
     confirm = (
-        *_immediate_sentences([event for event in events if event.verb not in VERBS_WITHOUT_OUTAGE]),
+        *_immediate_sentences([event for event in events if Verb(event.verb).rules.interrupts]),
         *_without_notice_sentences(events),
         *_loss_sentences(events),
     )
@@ -205,7 +198,7 @@ def _starts_at_once(event: PreviewedEvent) -> bool:
 
 def _loss_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
     verbs = dict.fromkeys(Verb(event.verb) for event in events if CAUSE_RULES[Cause(event.cause)].has_impact)
-    return (_LOSSES[verb] for verb in verbs if verb in _LOSSES)
+    return (verb.rules.loss for verb in verbs if verb.rules.loss)
 
 
 def _replacement_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:

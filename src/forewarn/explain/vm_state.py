@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from forewarn.core.cause import Verb
+from forewarn.core.cause import Verb, VmEffect
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import PowerState, Vm, vm_key_in_scope
 
@@ -24,13 +24,6 @@ class VmState(StrEnum):
     GONE = "gone"  # it was removed from the fleet
 
 
-_STATE_BY_VERB = {
-    Verb.FREEZE: VmState.FROZEN,
-    Verb.MIGRATE: VmState.MOVING,
-    Verb.REBOOT: VmState.REBOOTING,
-    Verb.REIMAGE: VmState.REBOOTING,
-    Verb.REDEPLOY: VmState.MOVING,
-}
 _STATE_BY_POWER = {PowerState.STOPPED: VmState.STOPPED, PowerState.DEALLOCATED: VmState.DEALLOCATED}
 
 # The states of a VM during maintenance.
@@ -52,9 +45,15 @@ def vm_states_during(event: Event) -> Mapping[str, VmState]:
         case EventState.SCHEDULED:
             return {vm_key_in_scope(event.scope_id, name): VmState.EVENT_SCHEDULED for name in event.vms}
         case EventState.STARTED:
-            return {act.vm: _STATE_BY_VERB.get(act.verb, VmState.STARTED) for act in event.unfinished_acts}
+            return {act.vm: _state_during(act.verb) for act in event.unfinished_acts}
         case _:
             return {}
+
+
+def _state_during(verb: Verb) -> VmState:
+    if verb.rules.moves:
+        return VmState.MOVING
+    return {VmEffect.PAUSE: VmState.FROZEN, VmEffect.REBOOT: VmState.REBOOTING}.get(verb.rules.effect, VmState.STARTED)
 
 
 def combine_vm_states(states: Iterable[VmState | None], power: PowerState) -> VmState:

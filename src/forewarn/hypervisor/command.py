@@ -28,7 +28,6 @@ from forewarn.hypervisor.command_run import (
 )
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
 from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport, release_of, step_act
-from forewarn.protocol.document import Kind
 
 log = logging.getLogger(__name__)
 PERFORM_WAIT_S = 1.0  # real time: how long one `perform` waits for its command
@@ -36,14 +35,6 @@ _RETRY_AFTER_S = 1.0  # lab time
 _COMMAND_STEPS = (MoveStep.PREPARE, MoveStep.RELEASE, MoveStep.ACTIVATE, MoveStep.UNDO, MoveStep.RETURN)
 ANY_VERB = "*"  # the command for verbs that have none of their own
 _CHECK_DONE, _CHECK_NOT_DONE = 0, 1  # exit codes of a check; any other: the check does not know
-EVENT_TYPE_OF_VERB: dict[Verb, Kind] = {  # the event type that announces a verb; others have none
-    Verb.FREEZE: Kind.FREEZE,
-    Verb.MIGRATE: Kind.FREEZE,
-    Verb.REBOOT: Kind.REBOOT,
-    Verb.REDEPLOY: Kind.REDEPLOY,
-    Verb.EVICT: Kind.PREEMPT,
-    Verb.DELETE: Kind.TERMINATE,
-}
 
 
 class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -264,7 +255,7 @@ def command_input(act: Act, step: str = "") -> dict[str, str]:
         "vm": act.name,
         "key": act.vm,
         "verb": act.verb,
-        "kind": EVENT_TYPE_OF_VERB.get(act.verb, ""),
+        "kind": act.verb.rules.announced_as or "",
         "event": act.event_id,
         "host": act.from_host,
         "to_host": act.to_host,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from forewarn.core.cause import VERBS_LEAVING_HOST, Verb
+from forewarn.core.cause import Verb
 from forewarn.errors import Rejected, Unavailable
 from forewarn.hypervisor.interface import ActDone, ActNotTried
 
@@ -48,7 +48,6 @@ _PRUNE_INTERVAL = 1000  # effects, or outcomes without one
 T = TypeVar("T")
 _WriteFunction = Callable[[], Any]
 _WriteOutcome = tuple[Any, Exception | None]
-_BOOT_VERBS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.START, Verb.REIMAGE})
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,8 +218,8 @@ class EffectLedger:
         ended = sorted((e for e in self.effects(vm) if e.ended), key=lambda e: e.ends_at)
         host = ""
         for effect in ended:
-            host = "" if effect.verb in VERBS_LEAVING_HOST else effect.to_host or effect.from_host or host
-        return VmHistory(boots=sum(e.verb in _BOOT_VERBS for e in ended), host=host)
+            host = "" if effect.verb.rules.leaves_host else effect.to_host or effect.from_host or host
+        return VmHistory(boots=sum(e.verb.rules.boots for e in ended), host=host)
 
     @property
     def repeated_effects(self) -> int:

@@ -147,7 +147,7 @@ class SteppedHypervisor(Protocol):
 
 def is_move(act: Act) -> bool:
     """Return whether the act brings a VM from one host to another, so that two hosts take part."""
-    return act.verb in (Verb.MIGRATE, Verb.REDEPLOY) and bool(act.from_host and act.to_host)
+    return act.verb.rules.moves and bool(act.from_host and act.to_host)
 
 
 def release_of(act: Act) -> MoveRelease:

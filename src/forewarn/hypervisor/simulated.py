@@ -102,21 +102,6 @@ def _parse_rule(row: Mapping[str, object]) -> BehaviourRule:
     return rule
 
 
-USUAL_DURATION_S: dict[Verb, float] = {  # of acts that do not say how long they take, in lab time
-    Verb.FREEZE: 9.0,  # spec §6.4
-    Verb.MIGRATE: 5.0,  # spec §6.4
-    Verb.REBOOT: 30.0,
-    Verb.REDEPLOY: 120.0,
-    Verb.EVICT: 10.0,
-    Verb.DELETE: 10.0,
-    Verb.POWER_OFF: 15.0,
-    Verb.START: 20.0,
-    Verb.DEALLOCATE: 15.0,
-    Verb.REAPPLY: 5.0,
-    Verb.REIMAGE: 60.0,
-}
-
-
 class SimulatedHypervisor:
     """Performs acts only in its ledger, on lab time: no real machine is touched. It owns the ledger."""
 
@@ -225,7 +210,7 @@ class SimulatedHypervisor:
         return ActDone(True)
 
     def _new_effect(self, act: Act, now: float) -> Effect:
-        usual_s = float(act.duration_s) if act.duration_s >= 0 else USUAL_DURATION_S[act.verb]
+        usual_s = float(act.duration_s) if act.duration_s >= 0 else act.verb.rules.usual_duration_s
         return Effect(
             act_id=act.id,
             vm=act.vm,

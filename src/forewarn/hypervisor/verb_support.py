@@ -41,10 +41,7 @@ class VerbSupport:
         """Raise Refused if the hypervisor cannot perform this verb; else do nothing."""
         if verb in self.verbs:
             return
-        message = f"the hypervisor of this service cannot {_VERB_PHRASES.get(verb, f'{verb} VMs')}"
+        message = f"the hypervisor of this service cannot {verb.rules.phrase or f'{verb} VMs'}"
         if self.setting:
             raise Refused(message, Remedy.ADD_VERB, setting=self.setting.format(verb=verb))
         raise Refused(message, Remedy.CHANGE_HYPERVISOR)
-
-
-_VERB_PHRASES = {Verb.POWER_OFF: "power VMs off", Verb.REAPPLY: "reapply the configuration of VMs"}

@@ -12,13 +12,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from forewarn.namespace_vm import messages
-from forewarn.namespace_vm.act_journal import SHUTDOWN_VERBS, VmActJournal, VmActOutcome
+from forewarn.namespace_vm.act_journal import SHUT_DOWN, VmActJournal, VmActOutcome, VmActStart
 from forewarn.namespace_vm.machine import DOWN, Machine, empty_directory
 from forewarn.namespace_vm.messages import JsonMessage, VmActOrder, VmDescription
 
-FREEZING_VERBS = frozenset({"freeze", "migrate"})  # pause the VM
-WIPING_VERBS = frozenset({"redeploy", "reimage", "evict", "delete", "deallocate"})  # empty the ephemeral disk
-FINAL_VERBS = {"evict": "evicted", "delete": "deleted"}  # verb → what the user reads about the VM
+_PAUSE = "pause"
 _STAYS_DOWN_NOTE = "the VM was down and stays down"
 _RESTARTED_NOTE = "the VM's supervisor died during the act; the VM was started again"
 
@@ -29,11 +27,11 @@ def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
     """Record every act that a killed supervisor left unfinished as over, so that none stays unfinished."""
     # The VM died with that supervisor and is about to start again. So most acts count as successes and are not
     # repeated, but the outcome of a shutdown is forgotten: if the service repeats the order, the VM is shut down.
-    for act, verb in journal.unfinished.items():
-        if verb in WIPING_VERBS:
+    for act, start in journal.unfinished.items():
+        if start.wipes_disk:
             empty_directory(vm.ephemeral)
         journal.finish(act, VmActOutcome(ok=True, note=_RESTARTED_NOTE))
-        if verb in SHUTDOWN_VERBS:
+        if start.effect == SHUT_DOWN:
             journal.forget_outcome(act)
 
 
@@ -60,17 +58,11 @@ class VmActExecutor:
         self._act_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._effects: dict[str, Callable[[VmActOrder], Awaitable[str]]] = {
-            "freeze": self._freeze,
-            "migrate": self._freeze,
+            _PAUSE: self._freeze,
             "reboot": self._reboot,
-            "redeploy": self._reboot,
-            "reimage": self._reboot,
-            "evict": self._shut_down,
-            "delete": self._shut_down,
-            "power-off": self._shut_down,
-            "deallocate": self._shut_down,
-            "start": self._start,
-            "reapply": self._do_nothing,
+            SHUT_DOWN: self._shut_down,
+            "boot": self._start,
+            "none": self._do_nothing,
         }
 
     async def execute(self, order: VmActOrder) -> None:
@@ -80,10 +72,10 @@ class VmActExecutor:
         # cannot be journalled is sent all the same.
         if await self._answer_if_known(order.act):
             return
-        expected_s = order.duration_s if order.verb in FREEZING_VERBS else self._default_duration_s
+        expected_s = order.duration_s if order.effect == _PAUSE else self._default_duration_s
         self._expected_end[order.act] = asyncio.get_running_loop().time() + expected_s
         await self._send(messages.progress_message(order.act, expected_s))
-        if order.verb in FREEZING_VERBS:
+        if order.effect == _PAUSE:
             self._freeze_ends[order.act] = asyncio.Event()
         else:
             self._end_freezes()
@@ -119,14 +111,14 @@ class VmActExecutor:
             del self._expected_end[order.act]
             self._freeze_ends.pop(order.act, None)
         await self._send_outcome(order.act, outcome)
-        if order.verb in FINAL_VERBS and outcome.ok:
-            self.removal_reason = FINAL_VERBS[order.verb]
+        if order.removed_as and outcome.ok:
+            self.removal_reason = order.removed_as
             self.vm_removed.set()
 
     async def _run_journalled(self, order: VmActOrder) -> VmActOutcome:
         """Execute an act only after its beginning is on disk; its outcome counts even if it cannot be written."""
         try:
-            self._journal.begin(order.act, order.verb)
+            self._journal.begin(order.act, VmActStart(effect=order.effect, wipes_disk=order.wipes_disk))
         except OSError as error:
             return VmActOutcome(
                 ok=False, note=f"{order.verb} was not started: the journal cannot be written ({error.strerror})"
@@ -137,7 +129,7 @@ class VmActExecutor:
         return outcome
 
     async def _run_effect(self, order: VmActOrder) -> VmActOutcome:
-        effect = self._effects.get(order.verb)
+        effect = self._effects.get(order.effect)
         if effect is None:
             return VmActOutcome(ok=False, note=f"a namespace VM cannot {order.verb!r}")
         try:
@@ -166,10 +158,9 @@ class VmActExecutor:
     async def _reboot(self, order: VmActOrder) -> str:
         was_down = self._machine.state == DOWN
         await self._machine.stop(signal.SIGKILL if order.abrupt else signal.SIGTERM)
-        if order.verb in WIPING_VERBS:
+        if order.wipes_disk:
             self._machine.wipe_ephemeral_disk()
-        if order.verb == "redeploy":
-            self._machine.host = order.host or self._machine.host
+        self._machine.host = order.host or self._machine.host
         if was_down:
             return _STAYS_DOWN_NOTE
         await self._machine.start()
@@ -177,7 +168,7 @@ class VmActExecutor:
 
     async def _shut_down(self, order: VmActOrder) -> str:
         await self._machine.stop()
-        if order.verb in WIPING_VERBS:
+        if order.wipes_disk:
             self._machine.wipe_ephemeral_disk()
         return ""
 

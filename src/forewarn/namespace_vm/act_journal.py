@@ -14,8 +14,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-SHUTDOWN_VERBS = frozenset({"evict", "delete", "power-off", "deallocate"})  # the VM is down after them
 _MAX_OUTCOMES = 256  # kept when a journal is opened: the service asks only about recent acts
+
+
+SHUT_DOWN = "shut down"  # the effect of acts after which the VM is down
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmActStart:
+    """What a new supervisor must know of an act that an earlier one began."""
+
+    effect: str
+    wipes_disk: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +43,12 @@ class VmActJournal:
     # shutdowns by an earlier process, because the VM starts again. Only one process may have it open.
 
     def __init__(self, path: Path) -> None:
-        self._begun: dict[str, str] = {}
+        self._begun: dict[str, VmActStart] = {}
         self._outcomes: dict[str, VmActOutcome] = {}
         for entry in _read_entries(path):
-            verb = self._begun.get(entry["act"])
+            begun = self._begun.get(entry["act"])
             self._apply_entry(entry)
-            if verb in SHUTDOWN_VERBS:
+            if begun is not None and begun.effect == SHUT_DOWN:
                 self.forget_outcome(entry["act"])
         self._file = _rewrite_file(path, self._compacted_entries())
 
@@ -48,13 +58,13 @@ class VmActJournal:
         return dict(self._outcomes)
 
     @property
-    def unfinished(self) -> dict[str, str]:
-        """The verbs, by act id, of acts that began and have no outcome; a copy."""
+    def unfinished(self) -> dict[str, VmActStart]:
+        """The acts, by id, that began and have no outcome; a copy."""
         return dict(self._begun)
 
-    def begin(self, act: str, verb: str) -> None:
+    def begin(self, act: str, start: VmActStart) -> None:
         """Record durably that the act with this id begins. OSError if that fails: then it must not begin."""
-        entry = {"act": act, "verb": verb}
+        entry = {"act": act, **asdict(start)}
         self._write(entry)
         self._apply_entry(entry)
 
@@ -83,8 +93,8 @@ class VmActJournal:
             raise
 
     def _apply_entry(self, entry: dict[str, Any]) -> None:
-        if "verb" in entry:
-            self._begun[entry["act"]] = entry["verb"]
+        if "effect" in entry:
+            self._begun[entry["act"]] = VmActStart(effect=entry["effect"], wipes_disk=entry["wipes_disk"])
             return
         self._begun.pop(entry["act"], None)
         self._outcomes[entry["act"]] = VmActOutcome(ok=entry["ok"], note=entry["note"])
@@ -92,7 +102,7 @@ class VmActJournal:
     def _compacted_entries(self) -> list[dict[str, Any]]:
         finished = [{"act": act, **asdict(outcome)} for act, outcome in self._outcomes.items()]
         self._outcomes = dict(list(self._outcomes.items())[-_MAX_OUTCOMES:])
-        return finished[-_MAX_OUTCOMES:] + [{"act": act, "verb": verb} for act, verb in self._begun.items()]
+        return finished[-_MAX_OUTCOMES:] + [{"act": act, **asdict(start)} for act, start in self._begun.items()]
 
 
 def _read_entries(path: Path) -> list[dict[str, Any]]:
@@ -115,8 +125,8 @@ def _parse_entry(line: bytes) -> dict[str, Any] | None:
 def _is_entry(entry: dict[str, Any]) -> bool:
     if not isinstance(entry.get("act"), str):
         return False
-    if "verb" in entry:
-        return isinstance(entry["verb"], str)
+    if "effect" in entry:
+        return isinstance(entry["effect"], str) and isinstance(entry.get("wipes_disk"), bool)
     return isinstance(entry.get("ok"), bool) and isinstance(entry.get("note"), str)
 
 

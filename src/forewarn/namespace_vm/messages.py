@@ -42,17 +42,23 @@ class VmActOrder:
     """An order of the service to a VM's supervisor to perform one act on the VM."""
 
     act: str  # the id of the act
-    verb: str  # such as freeze, reboot or evict
-    duration_s: float = 0.0  # of a freeze or migration, in seconds of real time; ignored for other verbs
-    host: str = ""  # the VM's host after a freeze, migration or redeploy; "": unchanged
-    abrupt: bool = False  # the VM's host has failed: a reboot, redeploy or reimage kills without SIGTERM
+    verb: str  # such as freeze, reboot or evict; only for people
+    effect: str  # pause, reboot, shut down, boot or none
+    wipes_disk: bool = False  # the ephemeral disk is emptied
+    removed_as: str = ""  # what the user reads once the VM is gone for good, such as "evicted"; "": it stays
+    duration_s: float = 0.0  # of a pause, in seconds of real time; ignored for other effects
+    host: str = ""  # the VM's host after a pause or reboot; "": it stays
+    abrupt: bool = False  # the VM's host has failed: a reboot kills without SIGTERM
 
     @classmethod
     def from_message(cls, message: JsonMessage) -> VmActOrder:
-        """Return the order in the value of the service's `order` message; KeyError without act or verb."""
+        """Return the order in the value of the service's `order` message; KeyError without act, verb or effect."""
         return cls(
             act=message["act"],
             verb=message["verb"],
+            effect=message["effect"],
+            wipes_disk=bool(message.get("wipes_disk")),
+            removed_as=message.get("removed_as") or "",
             duration_s=float(message.get("duration_s") or 0.0),
             host=message.get("host") or "",
             abrupt=bool(message.get("abrupt")),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import urlencode
 
 from forewarn.core.access import Right
-from forewarn.core.cause import Verb, verb_noun
+from forewarn.core.cause import verb_noun
 from forewarn.core.event import Event
 from forewarn.core.fleet import Host, HostHealth
 from forewarn.core.lifecycle import awaits_approval
@@ -29,7 +29,6 @@ from forewarn.wording import first_names
 
 APPROVAL_LEAD_S = 300.0  # lab time before its NotBefore in which an event without an approval needs attention
 _MAX_ROLLOUTS = 5  # stopped ones, the last
-_FORM_BY_VERB = {Verb.REBOOT: "restart", Verb.REDEPLOY: "redeploy", Verb.MIGRATE: "redeploy"}
 
 
 class AttentionLink(BaseView, frozen=True, kw_only=True):
@@ -183,9 +182,9 @@ def _failure_items(context: PortalContext) -> Iterator[AttentionItem]:
 
 def _retry_links(context: PortalContext, failures: Sequence[FailedAct]) -> Iterator[AttentionLink]:
     """A link to the form that requests the same for these VMs again, if the user may, and they are few."""
-    forms = {_FORM_BY_VERB.get(failed.verb) for failed in failures}
-    form = forms.pop() if len(forms) == 1 else None
-    if form is None or len(failures) > 10:
+    forms = {failed.verb.rules.form for failed in failures}
+    form = forms.pop() if len(forms) == 1 else ""
+    if not form or len(failures) > 10:
         return
     vms = [vm for failed in failures if (vm := context.store.vm(failed.vm)) is not None]
     if vms and context.principal.may_all(Right.OPERATE, map(vm_resource_id, vms)):

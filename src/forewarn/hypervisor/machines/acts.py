@@ -38,7 +38,6 @@ from forewarn.hypervisor.machines.steps import (
     Wait,
 )
 from forewarn.hypervisor.moves import MoveHandover, MoveStep, StepReport
-from forewarn.hypervisor.simulated import USUAL_DURATION_S
 
 log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0  # lab time
@@ -160,7 +159,7 @@ class MachineHypervisor:
     async def _begin(self, act: Act, source: str, now: float) -> MachineActRecord:
         """Store the record of a new act, together with the step after BEGIN if its hosts answer at once."""
         is_start_elsewhere = act.verb is Verb.START and bool(act.to_host)
-        duration_s = float(act.duration_s) if act.duration_s >= 0 else USUAL_DURATION_S[act.verb]
+        duration_s = float(act.duration_s) if act.duration_s >= 0 else act.verb.rules.usual_duration_s
         record = MachineActRecord(
             act_id=act.id,
             verb=act.verb,

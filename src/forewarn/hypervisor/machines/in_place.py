@@ -12,7 +12,6 @@ from collections.abc import Callable
 from forewarn.core.cause import Verb
 from forewarn.hypervisor.machines.driver import MachineState
 from forewarn.hypervisor.machines.steps import (
-    LEAVING_VERBS,
     Decision,
     Do,
     End,
@@ -81,7 +80,7 @@ def next_in_place(act: MachineActRecord, seen: Observation) -> Decision:
     if seen.source in _MIGRATING:
         return End(False, f"{act.name} is {seen.source} on {host} in a migration that is not known here")
     if seen.source is MachineState.ABSENT and act.step not in (Step.REMOVE, Step.BOOT):
-        if act.verb in LEAVING_VERBS:
+        if act.verb.rules.leaves_host:
             return Enter(Step.REMOVE)
         return End(False, f"{host} does not know {act.name}")
     return _DECIDERS[act.step](act, seen)
@@ -89,7 +88,7 @@ def next_in_place(act: MachineActRecord, seen: Observation) -> Decision:
 
 def _without_host(act: MachineActRecord, seen: Observation) -> Decision:
     """Decide while the host does not answer: the VM may run or be paused there."""
-    if act.verb not in LEAVING_VERBS:
+    if not act.verb.rules.leaves_host:
         if seen.is_source_down:
             return End(False, f"{act.source} is down")
         return wait_for_host(act.source)

@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import asdict
 
+from forewarn.core.cause import Verb
 from forewarn.errors import Rejected
 from forewarn.hypervisor.interface import ActNotTried
-from forewarn.hypervisor.machines.steps import LEAVING_VERBS, Enter, MachineActRecord, Step, StepEntry
+from forewarn.hypervisor.machines.steps import Enter, MachineActRecord, Step, StepEntry
 
 _RETENTION_S = 30 * 24 * 3600.0  # lab time; by then the outcome has long been in the history
 _APPLICATION_ID, _USER_VERSION = 0x66776D6A, 1  # marks the file as such a journal ("fwmj") with this schema
@@ -93,11 +94,12 @@ class MachineJournal:
     def last_destination(self, vm: str) -> str:
         """Return the host that the latest successful act with a destination brought this VM (by key) to."""
         # Only acts of this journal count: the VM may have been moved since then to a host with another one.
+        leaving = [verb for verb in Verb if verb.rules.leaves_host]
         rows = self._execute(
-            "SELECT destination FROM act WHERE vm = ? AND ok = 1 AND (destination != '' OR verb IN (?, ?, ?))"
-            " ORDER BY begun_at DESC LIMIT 1",
+            "SELECT destination FROM act WHERE vm = ? AND ok = 1"
+            f" AND (destination != '' OR verb IN ({', '.join('?' * len(leaving))})) ORDER BY begun_at DESC LIMIT 1",
             vm,
-            *LEAVING_VERBS,
+            *leaving,
         )
         return str(rows[0][0]) if rows else ""
 

@@ -13,8 +13,6 @@ import msgspec
 from forewarn.core.cause import Verb
 from forewarn.hypervisor.machines.driver import MachineState, MigrationProgress
 
-LEAVING_VERBS = (Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE)  # after these the VM is on no host
-
 
 class Step(StrEnum):
     """A durable step of an act on a real VM: it is in the journal before one of its operations takes effect."""
@@ -84,7 +82,7 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_move(self) -> bool:
         """Whether the act moves the VM between two hosts: its verb is migrate or redeploy."""
-        return self.verb in (Verb.MIGRATE, Verb.REDEPLOY)
+        return self.verb.rules.moves
 
     @property
     def is_live(self) -> bool:

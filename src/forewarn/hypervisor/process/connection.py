@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from forewarn.core.cause import Verb
+from forewarn.core.cause import VmEffect
 from forewarn.core.event import Act
 from forewarn.errors import Rejected, Unavailable
 from forewarn.hypervisor.process.messages import (
@@ -31,7 +31,6 @@ from forewarn.hypervisor.process.messages import (
 log = logging.getLogger(__name__)
 _READ_BYTES = 64 * 1024
 _MAX_PENDING_FDS = 16
-_SHUTDOWN_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.POWER_OFF, Verb.DEALLOCATE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,7 @@ class SupervisorConnection:
         self._fds: deque[int] = deque()
         self._received: asyncio.Queue[SupervisorNotification | None] = asyncio.Queue()
         self._answers: dict[str, SupervisorMessage] = {}
-        self._verbs: dict[str, Verb] = {}
+        self._effects: dict[str, VmEffect] = {}  # by act id
         self._changed = asyncio.Event()
         self.hello = SupervisorHello(vm="", pid=0, started="")  # empty until `identify`
         self.boot_id = ""  # changes with each boot of the VM
@@ -119,7 +118,7 @@ class SupervisorConnection:
         """Send the order to perform an act. A repeated order gets the same answer and has no second effect."""
         if (previous := self._answers.get(act.id)) is not None and not previous.is_final:
             del self._answers[act.id]
-        self._verbs[act.id] = act.verb
+        self._effects[act.id] = act.verb.rules.effect
         self.send(order_message(act, duration_s))
 
     def send_thaw(self, act_id: str) -> None:
@@ -206,15 +205,15 @@ class SupervisorConnection:
             )
 
     def _record_answer(self, message: SupervisorMessage) -> None:
-        verb = self._verbs.get(message.act)
-        if verb in (Verb.FREEZE, Verb.MIGRATE):
+        effect = self._effects.get(message.act, VmEffect.NONE)
+        if effect is VmEffect.PAUSE:
             self.state = "running" if message.is_final else "frozen"
-        elif message.ok and verb is not None and verb is not Verb.REAPPLY:
-            self.state = "down" if verb in _SHUTDOWN_VERBS else "running"
+        elif message.ok and effect is not VmEffect.NONE:
+            self.state = "down" if effect is VmEffect.SHUT_DOWN else "running"
         self.state = message.state or self.state
         self.boot_id = message.boot_id or self.boot_id
         if message.is_final:
-            self._verbs.pop(message.act, None)
+            self._effects.pop(message.act, None)
         self._answers[message.act] = message
         self._notify_waiters()
 

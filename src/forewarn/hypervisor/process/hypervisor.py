@@ -10,18 +10,15 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from forewarn.core.cause import Verb
+from forewarn.core.cause import VmEffect
 from forewarn.core.event import Act
 from forewarn.errors import Unavailable
 from forewarn.hypervisor.interface import ActDone, ActUnderWay, Hypervisor
 from forewarn.hypervisor.process.connection import SupervisorConnection
 from forewarn.hypervisor.process.messages import SupervisorMessage
 from forewarn.hypervisor.process.registry import SupervisorRegistry
-from forewarn.hypervisor.simulated import USUAL_DURATION_S
 
 ANSWER_TIMEOUT_S = 15.0  # real time: how long one `perform` waits for a supervisor's answer
-_PAUSE_VERBS = frozenset({Verb.FREEZE, Verb.MIGRATE})
-_BOOT_VERBS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.START, Verb.REIMAGE})
 _MIN_RETRY_AFTER_S = 0.05  # lab time
 
 
@@ -57,7 +54,7 @@ class ProcessHypervisor:
             return await self._perform_with_fallback(act, now)
         if (message := connection.final_answer(act.id)) is not None:
             return self._finish(message)
-        if act.verb in _PAUSE_VERBS:
+        if act.verb.rules.effect is VmEffect.PAUSE:
             return await self._continue_pause(connection, act, now)
         connection.send_order(act, _duration_s(act))
         return self._answer_to_outcome(
@@ -75,7 +72,7 @@ class ProcessHypervisor:
         if isinstance(answer, ActUnderWay):
             return answer
         missing_text = self._missing_supervisor_texts.pop(act.id, "")
-        if missing_text or act.verb in _BOOT_VERBS:
+        if missing_text or act.verb.rules.boots:
             self._supervisors.forget(act.vm)
         return replace(answer, note=f"{answer.note}; {missing_text}") if missing_text else answer
 
@@ -117,4 +114,4 @@ class ProcessHypervisor:
 
 
 def _duration_s(act: Act) -> float:
-    return float(act.duration_s) if act.duration_s >= 0 else USUAL_DURATION_S[act.verb]
+    return float(act.duration_s) if act.duration_s >= 0 else act.verb.rules.usual_duration_s

@@ -96,6 +96,15 @@ def encode_message(message: dict[str, Any]) -> bytes:
 
 def order_message(act: Act, duration_s: float) -> dict[str, Any]:
     """Return the message that orders this act, to take `duration_s` seconds of real time."""
-    host = act.to_host or act.from_host
-    order: dict[str, Any] = {"act": act.id, "verb": act.verb, "duration_s": duration_s, "host": host}
-    return {"order": order | {"abrupt": True} if act.abrupt else order}
+    rules = act.verb.rules
+    order: dict[str, Any] = {
+        "act": act.id,
+        "verb": act.verb,
+        "effect": rules.effect,
+        "wipes_disk": rules.wipes_disk,
+        "removed_as": rules.removed_as,
+        "duration_s": duration_s,
+        "host": act.to_host if rules.moves else "",
+        "abrupt": act.abrupt,
+    }
+    return {"order": order}
