@@ -19,7 +19,7 @@ REBOOT = ReceivedEvent(id="C7061BAC", kind="Reboot", resources=("web-0",))
 STRANGE = ReceivedEvent(id="C7061BAD", kind="Levitate", resources=("web-0",))
 DRAIN = StepConfig(name="drain", use="command", budget_s=60)
 QUIET = MaintenanceStatus()
-DOCS = Path(__file__).parents[2] / "docs" / "reference" / "agent-metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

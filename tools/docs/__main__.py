@@ -15,18 +15,15 @@ from tools.docs.executable_page import chosen_ports
 from tools.docs.faults import faults_markdown
 from tools.docs.fleet_file import fleet_file_markdown
 from tools.docs.lifecycle import lifecycle_markdown
-from tools.docs.metrics import with_agent_metrics, with_metrics, with_node_metrics
+from tools.docs.metrics import with_metrics
 from tools.docs.packages import with_packages
-from tools.docs.settings import with_cluster_settings, with_settings
+from tools.docs.settings import with_settings
 from tools.docs.terminal_tour import update_tour
 
 DOCS = Path(__file__).parents[2] / "docs"
 _ARCHITECTURE = DOCS / "contributing" / "architecture.md"
 _SETTINGS = DOCS / "reference" / "settings.md"
-_CLUSTER_SETTINGS = DOCS / "reference" / "cluster-settings.md"
 _METRICS = DOCS / "reference" / "metrics.md"
-_NODE_METRICS = DOCS / "reference" / "node-metrics.md"
-_AGENT_METRICS = DOCS / "reference" / "agent-metrics.md"
 
 
 def pages() -> dict[str, str]:
@@ -41,10 +38,7 @@ def pages() -> dict[str, str]:
         "reference/api.md": api_reference_markdown(),
         "reference/azure-api.md": azure_api_markdown(arm_routes.ROUTES),
         "reference/metrics.md": with_metrics(_METRICS.read_text(encoding="utf-8")),
-        "reference/node-metrics.md": with_node_metrics(_NODE_METRICS.read_text(encoding="utf-8")),
-        "reference/agent-metrics.md": with_agent_metrics(_AGENT_METRICS.read_text(encoding="utf-8")),
         "reference/settings.md": with_settings(_SETTINGS.read_text(encoding="utf-8")),
-        "reference/cluster-settings.md": with_cluster_settings(_CLUSTER_SETTINGS.read_text(encoding="utf-8")),
         **crash_test_pages(),
         "reference/crash-test-result.schema.json": crash_test_schema(),
     }

@@ -1,4 +1,4 @@
-"""Writes the tables of the three pages of metrics in docs/reference/ (`make docs`).
+"""Writes the tables of docs/reference/metrics.md (`make docs`).
 
 Names, types, labels and label values are those of a first scrape, meanings are the help texts of the metrics.
 """
@@ -46,6 +46,7 @@ _OPEN_VALUES = {
     "worker": "its number, from 1",
     "step": "a step of the file",
 }
+_NODE_PREFIXES = ("forewarn_node", "forewarn_host_node")
 _TABLE = re.compile(r"(<!-- metrics: begin (\w+) .*? -->\n).*?(<!-- metrics: end -->)", re.DOTALL)
 
 
@@ -55,23 +56,11 @@ def with_metrics(page: str) -> str:
     tables: dict[str, dict[str, Metric]] = {name: {} for name in _SERVICE_TABLES}
     for family in families:
         tables[_service_table(family.name)].setdefault(family.name, family)
-    return _TABLE.sub(lambda match: match[1] + _table(tables.pop(match[2]).values()) + match[3], page)
-
-
-def with_node_metrics(page: str) -> str:
-    """The text of docs/reference/node-metrics.md with new tables of metrics between its comments."""
-    own = asyncio.run(_node_families())
-    tables = {
-        "nodes": [family for family in own if family.name.startswith(("forewarn_node", "forewarn_host_node"))],
-        "control": _control_node_families(),
-    }
-    return _TABLE.sub(lambda match: match[1] + _table(tables[match[2]]) + match[3], page)
-
-
-def with_agent_metrics(page: str) -> str:
-    """The text of docs/reference/agent-metrics.md with a new table of metrics between its comments."""
-    families = _own_families(AgentMetrics(["drain"]).render(MaintenanceStatus()))
-    return _TABLE.sub(lambda match: match[1] + _table(families) + match[3], page)
+    nodes = [each for each in asyncio.run(_node_families()) if each.name.startswith(_NODE_PREFIXES)]
+    agent = _own_families(AgentMetrics(["drain"]).render(MaintenanceStatus()))
+    rows = {name: list(table.values()) for name, table in tables.items()}
+    rows |= {"nodes": nodes, "control": _control_node_families(), "agent": agent}
+    return _TABLE.sub(lambda match: match[1] + _table(rows.pop(match[2])) + match[3], page)
 
 
 async def _service_families() -> list[Metric]:
@@ -142,9 +131,10 @@ def _service_table(name: str) -> str:
 
 
 def _table(families: Iterable[Metric]) -> str:
-    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    rows = ["| metric | labels | meaning |", "|---|---|---|"]
     for name, family in sorted((_sample_name(family), family) for family in families):
-        rows.append(f"| `{name}` | {family.type} | {_labels(family)} | {family.documentation} |")
+        note = " (histogram)" if family.type == "histogram" else ""
+        rows.append(f"| `{name}` | {_labels(family)} | {family.documentation}{note} |")
     return "\n".join(rows) + "\n"
 
 

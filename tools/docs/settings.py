@@ -1,4 +1,4 @@
-"""Writes the tables of the two pages of settings in docs/reference/ from the settings themselves (`make docs`).
+"""Writes the tables of docs/reference/settings.md from the settings themselves (`make docs`).
 
 Names and defaults are those of `Settings`; a setting without a meaning here is a KeyError.
 """
@@ -141,29 +141,24 @@ _DEFAULTS = {
     "secrets": "`secrets` in `data`",
 }
 
-# The settings of clusters, which have a page of their own.
+# The settings of clusters, which have a table of their own.
 _CLUSTER = (
     *("store", "name", "advertise", "console_url", "secrets", "bus", "bus_prefix", "bus_credentials", "bus_ca"),
     *("bus_certificate", "bus_key", "host", "stale_minutes"),
 )
 
-_TABLE = re.compile(r"(<!-- settings: begin .*? -->\n).*?(<!-- settings: end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- settings: begin (\w+) .*? -->\n).*?(<!-- settings: end -->)", re.DOTALL)
 
 
 def with_settings(page: str) -> str:
-    """The text of docs/reference/settings.md with a new table of settings between its two comments."""
-    return _with_table(page, [name for name in Settings.__struct_fields__ if name not in ("lab", *_CLUSTER)])
+    """The text of docs/reference/settings.md with new tables of settings between its comments."""
+    own = [name for name in Settings.__struct_fields__ if name not in ("lab", *_CLUSTER)]
+    tables = {"service": own, "cluster": _CLUSTER}
+    return _TABLE.sub(lambda match: match[1] + _table(tables[match[2]]) + match[3], page)
 
 
-def with_cluster_settings(page: str) -> str:
-    """The text of docs/reference/cluster-settings.md with a new table of settings between its two comments."""
-    return _with_table(page, _CLUSTER)
-
-
-def _with_table(page: str, names: Sequence[str]) -> str:
-    rows = "\n".join(map(_row, names))
-    table = f"| setting | default | meaning |\n|---|---|---|\n{rows}\n"
-    return _TABLE.sub(lambda match: match[1] + table + match[2], page)
+def _table(names: Sequence[str]) -> str:
+    return "\n".join(["| setting | default | meaning |", "|---|---|---|", *map(_row, names)]) + "\n"
 
 
 def _row(name: str) -> str:

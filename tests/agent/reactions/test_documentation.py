@@ -1,4 +1,4 @@
-"""The pages about reactions: their examples are valid, and they name every reaction and every option."""
+"""The page about reactions: its examples are valid, and it names every reaction and every option."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forewarn.agent.reactions.event_text import event_variables
 from tests.support.reaction_harness import make_step_context
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
-PAGE = "\n".join((REFERENCE / name).read_text(encoding="utf-8") for name in ("reactions.md", "reactions-services.md"))
+PAGE = (REFERENCE / "reactions.md").read_text(encoding="utf-8")
 SECTIONS = dict(part.split("\n", 1) for part in re.sub(r"\n# .*\n", "\n", PAGE).split("\n## ")[1:])
 EXAMPLES: list[str] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
