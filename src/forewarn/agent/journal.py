@@ -337,12 +337,12 @@ class AgentJournal:
         self.open_records = self.open_records.with_records(*records)
 
     def count_records(self, event_id: str) -> int:
-        """Return how many records, open and closed, have this `event_key`. Raises Rejected if unreadable."""
+        """Return how many records, open and closed, have this `event_key`."""
         ((count,),) = self._select("SELECT count(*) FROM events WHERE id = ?", event_id)
         return int(count)
 
     def keys(self) -> tuple[str, ...]:
-        """Return the keys of all records, open and closed, first saved first. Raises Rejected if unreadable."""
+        """Return the keys of all records, open and closed, first saved first."""
         return tuple(row[0] for row in self._select("SELECT key FROM events ORDER BY number"))
 
     def records(self, limit: int = MAX_CLOSED_EVENTS) -> tuple[EventRecord, ...]:

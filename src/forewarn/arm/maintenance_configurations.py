@@ -99,7 +99,7 @@ def _merged_call(call: ArmCall, shown: JsonObject) -> ArmCall:
 
 
 async def show_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the maintenance configuration of the path: 200 with its resource. Raises NotFound."""
+    """Show the maintenance configuration of the path: 200 with its resource."""
     return ArmResponse(body=configuration_json(_find_configuration(context, call)))
 
 
@@ -188,7 +188,7 @@ async def _write_assignment(context: RequestContext, call: ArmCall, *, is_filter
 
 
 async def show_assignment(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Show the path's assignment of a maintenance configuration: 200 with its resource. Raises NotFound."""
+    """Show the path's assignment of a maintenance configuration: 200 with its resource."""
     return ArmResponse(body=assignment_json(_find_assignment(context, call)))
 
 

@@ -139,7 +139,7 @@ def _update_handler(kind: _UpdatableKind) -> ArmHandler:
 
 
 def _read_change(kind: _UpdatableKind, target: _UpdateTarget, call: ArmCall, strict: bool) -> VmSettingsChange:
-    """The change that the body describes. Raises Rejected if it would change anything else."""
+    """The change that the body describes."""
     sent, is_whole = _read_object(call), call.method == "PUT"
     if is_whole and not sent.get("location"):
         raise ArmError(400, "LocationRequired", "location is missing: send the whole resource, or PATCH it", "location")

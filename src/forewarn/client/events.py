@@ -29,11 +29,7 @@ def event_key(event: Event) -> str:
 
 
 class Outcome(StrEnum):
-    """How an event ended, as far as the documents show (spec §4.2, §6.1).
-
-    FINISHED ("finished"): it started; whether its acts succeeded is not shown. WITHDRAWN ("withdrawn"): it never
-    started. UNKNOWN ("unknown"): one of the two; the documents do not show which.
-    """
+    """How an event ended, as far as the documents show (spec §4.2, §6.1)."""
 
     FINISHED = "finished"  # it started; whether its acts succeeded is not shown
     WITHDRAWN = "withdrawn"  # it never started

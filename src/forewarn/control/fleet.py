@@ -74,10 +74,8 @@ class FleetService:
 
         Also writes a history entry. Chooses no hosts, and does not check addresses: the caller has done that. The
         reconciler withdraws events that become obsolete. If the policy always enables scopes, the scopes of the VMs are
-        enabled. Raises Refused if a VM to remove has a started event; if a host to remove has VMs or gets one, or if a
-        VM moves to it; if a VM moves to a host that gets another location or zone; or if a VM is put on a host that
-        does not exist, has failed or is confirmed down. Raises Conflict at once if a scope or host that it concerns is
-        no longer at the version in `decided_on`; without `decided_on`, if the fleet keeps changing meanwhile.
+        enabled. Raises Conflict at once if a scope or host that it concerns is no longer at the version in
+        `decided_on`; without `decided_on`, if the fleet keeps changing meanwhile.
         """
 
         async def attempt() -> None:

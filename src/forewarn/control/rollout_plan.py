@@ -30,9 +30,8 @@ async def plan_rollout(
     events. The earliest times assume that each event is approved when it is published, the latest that none is. Changes
     nothing, and performs no health check. Waits for an earlier dry run. A hold on rollouts is left out of the times,
     and named in the plan. Each of the two simulations ends after 10 seconds of real time, or when nothing more is due;
-    later times are then missing. Raises Rejected, NotFound and Refused as the start of the rollout would,
-    DryRunTooLarge, and Unavailable. With over 2,000 VMs nothing is simulated: the latest times are those that the
-    started rollout is expected to have, and the earliest ones are missing.
+    later times are then missing. With over 2,000 VMs nothing is simulated: the latest times are those that the started
+    rollout is expected to have, and the earliest ones are missing.
     """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None

@@ -107,7 +107,7 @@ class StandingOrderService:
         return order
 
     async def remove_order(self, *, who: str) -> StandingOrder:
-        """Remove the standing order, durably, and return it; visits under way go on. Refused if there is none."""
+        """Remove the standing order, durably, and return it; visits under way go on."""
         async with self._lock:
             order = self.order
             if order is None:

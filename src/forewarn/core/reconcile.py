@@ -33,6 +33,7 @@ def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
     """
     while True:
         reconciled = disable_scope_if_idle(scope, context.policy, context.now)
+        # Ends before starts: what is over may be what another event waits for.
         for step in (
             end_acts_on_failed_hosts,
             _end_recommendations,

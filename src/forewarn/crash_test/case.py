@@ -18,11 +18,7 @@ Script = Callable[[Stage], Awaitable[None]]
 
 
 class Need(StrEnum):
-    """What a case needs, besides a handler that polls: CONTROL, NAMESPACES or SEVERAL_VMS.
-
-    CONTROL: the crash test starts, kills and restarts the program. NAMESPACES: the handler runs in a VM of namespaces,
-    for reboots, full disks and 169.254.169.254. SEVERAL_VMS: copies of the handler run on VMs that share a scope.
-    """
+    """What a case needs, besides a handler that polls: CONTROL, NAMESPACES or SEVERAL_VMS."""
 
     CONTROL = "control over the program"  # the crash test starts, kills and restarts it
     NAMESPACES = "namespaces"  # a VM of namespaces: for reboots, full disks and 169.254.169.254
@@ -30,11 +26,7 @@ class Need(StrEnum):
 
 
 class Layout(StrEnum):
-    """Which VMs the fleet of a case has; the handler runs on the first, in the profile cluster on all.
-
-    One VM alone in its scope: SINGLE, CAPITALS (upper and lower case in its name) or SPOT. Three VMs: SET (an
-    availability set, each in its own update domain) or SCALE_SET (a scale set, in which VM names and hostnames differ).
-    """
+    """Which VMs the fleet of a case has; the handler runs on the first, in the profile cluster on all."""
 
     SINGLE = "single"  # one VM, alone in its scope
     CAPITALS = "capitals"  # one VM, alone in its scope, whose name has upper and lower case

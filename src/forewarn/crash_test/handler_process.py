@@ -62,7 +62,7 @@ class HandlerProcess:
         return await self._machine.open(self._on_output, self._on_exit)
 
     async def boot(self) -> None:
-        """Start the program as at a boot, unless the VM is up. Raises Refused if it cannot be executed."""
+        """Start the program as at a boot, unless the VM is up."""
         async with self._lock:
             if not self._is_up:
                 await self._boot()

@@ -34,15 +34,12 @@ class Stage(Protocol):
 
         `vm` is a name; None: the judged VM. `notice_s` is in seconds of the service's clock; None or 0 is the usual
         notice of this kind. The notice may be below the platform's minimum. A Freeze concerns all VMs on the VM's host.
-        Raises Rejected for another kind or a bad notice, NotFound for an unknown VM, Refused if the state of the VM or
-        a pending event forbids it.
         """
 
     async def fail_host(self, *, vm: str | None = None) -> StageEvent:
         """Fail the host of a VM and return the VM's event: a Redeploy that is Started when it first appears.
 
-        `vm` is a name; None: the judged VM. The host stays failed, and its other VMs get such an event too. Raises
-        NotFound for an unknown VM, Refused if the host has failed already or no other host can take the VM.
+        `vm` is a name; None: the judged VM. The host stays failed, and its other VMs get such an event too.
         """
 
     async def withdraw(self, event: StageEvent) -> None:
@@ -92,7 +89,7 @@ class Stage(Protocol):
         It is given at most `times` times (None: without a limit). The fields of `answer` say which requests get it;
         where it leaves the service's answer as it is, that does not count. If it refuses connections, it lasts until
         the next call, ignoring `times`. It takes the place of an earlier substitute. `vm` is a name; None: the judged
-        VM. Raises Refused if no handler runs on the VM.
+        VM.
         """
 
     async def kill_handler(self, *, vm: str | None = None, restart_after_s: float | None = 1.0) -> None:
@@ -100,8 +97,7 @@ class Stage(Protocol):
 
         `restart_after_s` is in seconds of the service's clock; None: it is not started again. Returns when the
         processes have ended, before the restart. Waits first for a freeze or reboot under way. Files stay. If the VM is
-        down, nothing happens, and the case is not judged. `vm` is a name; None: the judged VM. Raises Refused if no
-        handler runs on the VM, or if it runs elsewhere.
+        down, nothing happens, and the case is not judged. `vm` is a name; None: the judged VM.
         """
 
     async def reboot_vm(self, *, vm: str | None = None) -> None:
@@ -109,19 +105,18 @@ class Stage(Protocol):
 
         Returns when the handler has been started, about two seconds of the service's clock later. Its /tmp is empty
         then; its other files stay. If the VM is down, nothing happens, and the case is not judged. `vm` is a name;
-        None: the judged VM. Raises Refused if no handler runs on the VM, or if it runs elsewhere.
+        None: the judged VM.
         """
 
     async def fill_disk(self, *, vm: str | None = None) -> None:
         """Fill the file system on which the handler may write, until `free_disk`; returns when it is full.
 
         Takes up to 20 s of real time; if it is not full then, or the VM is down or frozen, the case is not judged. `vm`
-        is a name; None: the judged VM. Raises Refused outside of namespaces, if no handler runs on the VM, and if it
-        runs elsewhere.
+        is a name; None: the judged VM.
         """
 
     async def free_disk(self, *, vm: str | None = None) -> None:
-        """Undo `fill_disk`: the file system has space again. Raises Refused if no handler runs on the VM.
+        """Undo `fill_disk`: the file system has space again.
 
         `vm` is a name; None: the judged VM. Waits for a freeze or reboot under way; does nothing if the VM is down.
         """

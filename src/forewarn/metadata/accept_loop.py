@@ -64,6 +64,7 @@ class AcceptLoop:
             except BlockingIOError:
                 return
             except OSError as error:
+                # Without a pause the loop would spin: the connection stays in the backlog.
                 if error.errno in _OUT_OF_RESOURCES:
                     self._pause_accepting(error)
                     return
@@ -89,10 +90,12 @@ class AcceptLoop:
         attachment = self._strategy.attachment(sock, peer)
         vm = self._callers.vm_at(attachment)
         from_loopback = is_loopback_peer(self._strategy, peer)
+        # Before anything is read.
         if not self._state.admit_connection(vm):
             sock.close()
             return
         try:
+            # The request is usually here already; see TCP_DEFER_ACCEPT above.
             data = sock.recv(_FIRST_READ_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             data = b""
@@ -103,6 +106,7 @@ class AcceptLoop:
         if entry is not None:
             raw, data = self._state.response_cache.serve_hit(entry), b""
             sent = sock.send(raw, socket.MSG_DONTWAIT)
+            # The fast path: accepted, answered and closed without a transport.
             if sent == len(raw) and not entry.keep_alive:
                 sock.close()
                 return

@@ -105,6 +105,7 @@ class MetadataConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to serve the connection on this transport, `unsent` and `received` first (called by asyncio)."""
         self._transport, self._is_connected = cast(asyncio.Transport, transport), True
+        # A client that sends requests and reads no answers must not fill our memory.
         self._transport.set_write_buffer_limits(high=self._state.limits.write_bytes)
         self._idle_slot = self._state.idle_timers.schedule(self._idle_since + self._state.limits.idle_s, self)
         caller = self.caller
@@ -134,6 +135,7 @@ class MetadataConnection(asyncio.Protocol):
         if self._is_closing:
             self._count_discarded(len(data))
             return
+        # Only bytes that arrived alone are known to be one request.
         is_cacheable = self._is_idle and len(data) <= MAX_CACHED_REQUEST_BYTES
         if is_cacheable and self._adopt_shared_cache(data):
             self.data_received(data)
@@ -245,6 +247,7 @@ class MetadataConnection(asyncio.Protocol):
             has_more = self._parser.has_partial_request or self._has_eof
             if not (has_more and self._can_take_request and self._process_one()):
                 return
+        # One client that pipelines must not keep the others waiting.
         self._next_batch = self._state.loop.call_soon(self._process_next_batch)
 
     def _process_next_batch(self) -> None:
@@ -270,6 +273,7 @@ class MetadataConnection(asyncio.Protocol):
         if self._has_eof:
             self._close(linger=False)
             return
+        # The client waits for this before it sends the body.
         if self._parser.take_continue():
             self._transport.write(CONTINUE)
         if self._parser.has_partial_request and self._request_timer is None:
@@ -306,6 +310,7 @@ class MetadataConnection(asyncio.Protocol):
         )
 
     def _deliver(self, response: AnyResponse) -> None:
+        # Nobody is held any more: the process ends, or the client will send nothing further.
         while isinstance(response, HeldResponse) and (self._state.is_draining or (self._has_eof and response.scope_id)):
             response = response.resume(True)
         if isinstance(response, HttpResponse):
@@ -323,6 +328,7 @@ class MetadataConnection(asyncio.Protocol):
     def _reset(self) -> None:
         self._state.counters.answered[self._category, RESET_STATUS] += 1
         sock = self._transport.get_extra_info("socket")
+        # With a linger time of zero the kernel sends a reset instead of closing.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.abort()
 
@@ -413,9 +419,11 @@ class MetadataConnection(asyncio.Protocol):
         is_busy = (
             self._is_pending or self._held is not None or self._slow_body is not None or self._request_timer is not None
         )
+        # The timer is not moved at each request: it looks here whether there was one.
         left_s = idle_s if is_busy else self._idle_since + idle_s - now
         if left_s > 0:
             self._idle_slot = self._state.idle_timers.schedule(now + left_s, self)
+        # It has not read its answers all that time: a close would wait for it.
         elif self._transport.get_write_buffer_size() > 0:
             self.abort()
         else:
@@ -423,6 +431,7 @@ class MetadataConnection(asyncio.Protocol):
 
     def _update_reading(self) -> None:
         """Pause reading while the client does not read responses, or while a full head waits to be parsed."""
+        # More than a head waits unparsed: TCP slows the client down.
         must_pause = self._writes_paused or self._parser.buffered_bytes > self._state.limits.head_bytes
         if self._is_closing or self._has_eof or must_pause == self._reads_paused:
             return
@@ -444,6 +453,7 @@ class MetadataConnection(asyncio.Protocol):
         else:
             timeout_s = self._state.limits.linger_s
             with suppress(OSError):
+                # The refusal can be read; what the client still sends is read and dropped until it has seen that.
                 self._transport.write_eof()
             if self._reads_paused:
                 self._transport.resume_reading()

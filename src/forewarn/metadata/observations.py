@@ -96,6 +96,7 @@ class GuestObservations:
             activity = self._activity_of(poll.vm)
             activity.count, activity.scope_id, activity.vm_id = poll.count, poll.scope_id, poll.vm_id
             if poll.real_at:
+                # The silence goes on over a restart of this process.
                 activity.silent_before_s = max(0.0, self._wall_time() - poll.real_at - poll.wait_s)
 
     def replace_vm(self, vm: str, vm_id: str) -> None:
@@ -135,6 +136,7 @@ class GuestObservations:
         """Record `count` polls or approvals of the view's VM, the last at `at` (lab time) in this api-version."""
         vm, vm_id, scope_id = view.vm, view.facts.vm_id, view.scope_id
         activity = self._activity.get(vm) or self._activity_of(vm)
+        # Another VM under the same name: its counts begin at zero.
         if activity.vm_id != vm_id:
             activity = self._start_activity(vm, vm_id) if activity.vm_id else activity
             activity.vm_id = vm_id
@@ -158,12 +160,15 @@ class GuestObservations:
         """Record that the view's VM was sent its document in this api-version, at `at` (lab time)."""
         activity = self._activity_of(view.vm)
         delivered = (view.scope_id, view.epoch, view.document.incarnation, version)
+        # The usual case: nothing in the document is new to this VM.
         if activity.last_delivered == delivered:
             return
         activity.last_delivered = delivered
+        # What is not listed any more is forgotten, so that the set stays small.
         activity.delivered_events &= {(notice.id, notice.status) for notice in view.document.notices}
         for notice in view.document.notices:
             event = (notice.id, notice.status)
+            # An api-version that does not know the kind has not delivered the event.
             if event not in activity.delivered_events and version_lists_kind(version, notice.kind):
                 activity.delivered_events.add(event)
                 self._queue_deliveries([_make_delivery(notice, view, version, at)])
@@ -185,6 +190,7 @@ class GuestObservations:
             activity = self._activity_of(poll.vm)
             activity.vm_id = poll.vm_id
             self._count_polls(poll.vm, activity, poll.scope_id, poll.count, poll.wait_s)
+            # Workers report in any order.
             activity.latest_poll_at = max(activity.latest_poll_at, poll.at)
             # The worker may be on another machine, whose clock differs.
             at, real_at = activity.latest_poll_at, self._wall_time()
@@ -200,6 +206,7 @@ class GuestObservations:
         now = self._flush_time = self._real_time()
         self._flush_hits()
         self._flush_time = 0.0
+        # New VMs first: they were never in a batch.
         new_vms = tuple(islice(self._new_vm_polls, BATCH_SIZE))
         polls = list(map(self._new_vm_polls.pop, new_vms))
         while self._taken_times and self._taken_times[0][0] <= now - min_interval_s and len(polls) < BATCH_SIZE:
@@ -213,6 +220,7 @@ class GuestObservations:
 
     def return_batch(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
         """Put back a batch of `take_batch` that could not be stored; the next calls take it first."""
+        # Newer polls of the same VMs have come meanwhile: they count.
         older = {poll.vm: poll for poll in polls if poll.vm not in self._polls and not self._is_of_replaced_vm(poll)}
         self._new_vm_polls = older | self._new_vm_polls
         newer, self._deliveries = self._deliveries, []

@@ -94,8 +94,10 @@ class PublishedDocuments:
         if before is None:
             return
         self._notify_subscribers(before.scope)
+        # After the new scope is in the index, so that no VM is unknown in between.
         self._unindex_vms(before.scope, staying=scope.vms.keys())
         if _polls_read_same(before.scope, scope):
+            # Nothing that a poll could read has changed: long polls stay asleep.
             entry.rendered, entry.responses, entry.waiters = before.rendered, before.responses, before.waiters
         else:
             self.stale_documents.add(before.scope)
@@ -143,6 +145,7 @@ class PublishedDocuments:
         known = entry.rendered.get((version, iso_dates))
         if known is None:
             fresh = self._render(view.document, version, iso_dates)
+            # Api-versions often have the same bytes: keep them once.
             known = next((equal for equal in entry.rendered.values() if equal == fresh), fresh)
             entry.rendered[version, iso_dates] = known
         return known
@@ -163,6 +166,7 @@ class PublishedDocuments:
 
     def _entry_for(self, view: GuestView) -> _PublishedEntry | None:
         entry = self._entries.get(view.scope_id)
+        # An older view must never fill the entry of a newer document.
         if entry is None or entry.scope.document is not view.document or entry.scope.epoch != view.epoch:
             return None
         return entry
@@ -172,6 +176,7 @@ class PublishedDocuments:
             return 0.0
         if self._first_answer_delay_s and scope.enabled and not before.scope.enabled:
             return asyncio.get_running_loop().time() + self._first_answer_delay_s
+        # A change during the delay does not begin it again.
         return before.delayed_until
 
     def _index_vms(self, scope: PublishedScope) -> None:
@@ -195,6 +200,7 @@ class PublishedDocuments:
             asyncio.get_running_loop().call_soon(self._wake_some)
 
     def _wake_some(self) -> None:
+        # Some in each turn: thousands of long polls of a large scope would keep all other polls waiting.
         for _ in range(min(len(self._wake_queue), _WAKES_PER_TURN)):
             self._wake_queue.popleft().wake()
         if self._wake_queue:

@@ -144,9 +144,11 @@ class RequestParser:
     def _parse_head(self) -> ParsedRequest | RefusedRequest | None:
         if self._buffer.startswith((b"\r", b"\n")):
             self._consume(_leading_empty_lines(self._buffer))
+        # From where the last search ended: a head that drips in must not be searched again and again.
         end = self._buffer.find(_END_OF_HEAD, max(0, self._scanned - len(_END_OF_HEAD) + 1))
         self._scanned = len(self._buffer)
         size = self._scanned if end < 0 else end + len(_END_OF_HEAD)
+        # Also of a head without an end: it will not become shorter.
         if size > self._limits.head_bytes:
             return RefusedRequest(response=malformed_request() if self._cannot_be_http() else header_too_large())
         if end < 0:

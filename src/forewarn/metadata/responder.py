@@ -120,10 +120,12 @@ class Responder:
         # rate limit. Only the coroutine (PendingResponse), once run, calls the backend.
         view = self._current_view(caller)
         if view is None:
+            # Unknown callers see no fault, limit or version: they get one 404, whatever they ask.
             self._unknown_callers.record(caller, _loop_time())
             response = read_request(request, is_known_caller=False, rules=EndpointRules())
             assert isinstance(response, HttpResponse)
             return response
+        # Before anything of it is read or recorded.
         if not self._rate_limiter.allows(view.vm, _loop_time()):
             return too_many_requests()
 
@@ -135,6 +137,7 @@ class Responder:
             read = read_request(request, is_known_caller=True, rules=rules)
         if isinstance(read, HttpResponse):
             return read
+        # Faults spoil polls and approvals alone (spec §11).
         if isinstance(read, InstanceRequest):
             return instance_response(read, view.facts)
         if isinstance(read, TokenRequest):
@@ -142,6 +145,7 @@ class Responder:
         refusal = None if vm_faults is None else vm_faults.refusal_response(request)
         if refusal is not None:
             return refusal
+        # The first poll enables the scope, durably, before it is answered (spec §8.1).
         if not view.enabled:
             return self._enable_then_serve(caller, read, user_agent_of(request), view, vm_faults)
         return self._record_and_serve(caller, read, user_agent_of(request), vm_faults)
@@ -206,6 +210,7 @@ class Responder:
             task = asyncio.get_running_loop().create_task(self._enable_in_backend(view.vm))
             self._enable_tasks[view.scope_id] = task
             task.add_done_callback(partial(self._on_enabled, view.scope_id))
+        # A client that disconnects must not cancel what others wait for.
         await asyncio.shield(task)
 
     async def _enable_in_backend(self, vm: str) -> None:
@@ -222,6 +227,7 @@ class Responder:
         view = self._current_view(caller)
         if view is None:
             return not_found()
+        # First, so that polls are recorded in the order in which they came.
         self._response_cache.flush_hits_of(view.vm)
         wait_s = self._hold_time_s(caller, request, view)
         self._observations.record_poll(view, request.version, self._backend.now(), user_agent=user_agent, wait_s=wait_s)
@@ -246,6 +252,7 @@ class Responder:
         view = self._current_view(caller)
         if view is None:
             return not_found()
+        # Known to be durable, or started: true for good, so the store need not be asked (decision 0008).
         if self._known_approvals.covers(view, request.event_ids):
             return approval_accepted()
         return self._approve(caller, request.event_ids)
@@ -262,6 +269,7 @@ class Responder:
             return service_unavailable
         if unknown is not None:
             return partial(unknown_event, unknown)
+        # Only if the VM is still in the scope whose event it has approved.
         after = self._current_view(caller)
         if after is not None and after.scope_id == view.scope_id:
             self._known_approvals.add(view.scope_id, event_ids)
@@ -276,7 +284,9 @@ class Responder:
         shared = self._shared_response(caller, poll, view)
         if shared is not None:
             return shared
+        # A client that has another document gets the present one at once, also with a wait.
         if poll.wait_s is not None and not expired and self._has_document(caller, poll, view):
+            # Woken without a change for it, it waits on, but never longer than it asked for.
             until = until or _loop_time() + poll.wait_s
             resume = partial(self._respond_to_poll, caller, poll, until)
             return HeldResponse(until=until, resume=resume, scope_id=view.scope_id)
@@ -297,6 +307,7 @@ class Responder:
             poll, tag=self._documents.etag(view, rendered), document=view.document, rules=rules, body=rendered.body
         )
         response = _with_applied_wait(poll, response)
+        # A 304 delivers nothing: the client has the events already.
         if response.status == 200:
             self._observations.record_delivery(view, poll.version, self._backend.now())
             self._documents.share_response(view, poll, response, iso_dates=rules.iso_dates)
@@ -316,6 +327,7 @@ class Responder:
         return request.wait_s if self._has_document(caller, request, view) else 0
 
     def _current_view(self, caller: Caller) -> GuestView | None:
+        # Asked for each request: the place may have another VM since the connection was opened.
         if caller.vm is None or self._callers.vm_at(caller.attachment) != caller.vm:
             return None
         return self._documents.view(caller.vm)

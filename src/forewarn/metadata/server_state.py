@@ -127,6 +127,7 @@ class ServerState:
         once, they would lose a request that is on its way.
         """
         self.is_draining = True
+        # First: a cached answer keeps connections open, and nothing would tell clients to close them.
         self.response_cache.disable()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -134,6 +135,7 @@ class ServerState:
                     await self._drain_connections(idle_grace_s)
         for connection in tuple(self._connections):
             connection.abort()
+        # After the connections: nobody waits for their results any more.
         for task in tuple(self._pending_tasks):
             task.cancel()
         await self._wait_until_empty()
@@ -145,6 +147,7 @@ class ServerState:
 
     async def _drain_connections(self, idle_grace_s: float) -> None:
         if idle_grace_s > 0:
+            # Not the idle ones yet: closed at once, they would lose a request that is on its way.
             await self._drain_each(close_idle=False)
             with suppress(TimeoutError):
                 async with asyncio.timeout(idle_grace_s):

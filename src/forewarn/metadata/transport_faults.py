@@ -72,6 +72,7 @@ class FaultTable:
         changed = _changed_faults(self._active or (), active)
         self._active = active or None
         self._quota.set_active(active)
+        # A fault that stays keeps its beginning, though the table is set anew at each change.
         self._active_since = {fault.id: self._active_since.get(fault.id, at) for fault in active}
         self._first_request_at = {key: at for key, at in self._first_request_at.items() if key[0] in self._active_since}
         self.stale_documents.set_enabled(any(fault.kind is FaultKind.STALE for fault in active))
@@ -80,9 +81,11 @@ class FaultTable:
 
     def faults_for(self, view: GuestView) -> VmFaults | None:
         """Return the set faults that cover the view's VM, its scope or everything; None if there are none."""
+        # The one test that a request costs while no fault is set.
         if self._active is None:
             return None
         scope_id, vm_faults = self._faults_by_vm.get(view.vm, ("", None))
+        # A VM that has moved to another scope has that scope's faults.
         if scope_id != view.scope_id:
             vm_faults = self._find_faults(self._active, view)
             self._faults_by_vm[view.vm] = (view.scope_id, vm_faults)
@@ -100,6 +103,7 @@ class FaultTable:
 
     def is_active(self, fault: Fault) -> bool:
         """Return whether the fault is set, within its limit, and not over in real time; consumes nothing."""
+        # Asked at each use: it may have been cleared, or used up by another process.
         if fault.id not in self._active_since or not self._quota.has_remaining(fault):
             return False
         return fault.until is None or self._real_time() < fault.until
@@ -124,6 +128,7 @@ class FaultTable:
         return self.stale_documents.view_at(view, max(at, self._active_since.get(fault.id, at)))
 
     def _drop_cached_faults(self, changed: Sequence[Fault]) -> None:
+        # A fault on a scope or on everything concerns VMs that cannot be listed here.
         vms = [fault.vm for fault in changed] if all(fault.vm for fault in changed) else None
         if vms is None:
             self._faults_by_vm = {}

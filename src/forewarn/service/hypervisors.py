@@ -49,7 +49,7 @@ def open_hypervisor(
 
 
 def _machine_driver(settings: Settings, directory: DataDirectory) -> MachineDriver | None:
-    """The driver of real VMs that the settings choose, or None. Rejected if its library is missing."""
+    """The driver of real VMs that the settings choose, or None."""
     definitions = directory.machines / "definitions"
     match settings.hypervisor:
         case HypervisorKind.QEMU:

@@ -164,7 +164,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def metadata_listeners(self) -> tuple[ListenerSpec, ...]:
-        """The listeners on real networks, parsed from `listen` and then `listeners`. Rejected if one is wrong."""
+        """The listeners on real networks, parsed from `listen` and then `listeners`."""
         return (*(parse_listen_address(text) for text in self.listen), *parse_listeners(self.listeners))
 
     @property

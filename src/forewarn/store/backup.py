@@ -46,9 +46,7 @@ def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
     """Restore the backup `source` as the store `target`; return where the old store was moved, or None.
 
     A file at `target`, even a damaged one, is moved to `NAME.before-restore-N` beside it; None if there was none.
-    `source` stays as it is. No process may use either file meanwhile. Blocks; durable on return. Raises Rejected if
-    `source` is missing, damaged, of another program or of a newer forewarn, or Unavailable for file errors, such as a
-    missing directory of `target`.
+    `source` stays as it is. No process may use either file meanwhile. Blocks; durable on return.
 
     Every scope gets a new epoch (`begin_new_epoch`), above those of both files and `now` (real time): those of a store
     that was lost with its disk, or by an earlier restore of this backup, are not known here. The backup of a copy of a

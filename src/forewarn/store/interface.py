@@ -88,7 +88,7 @@ class Store(Protocol):
         """Return the stored version of every scope, enabled or not, by scope id."""
 
     def counts(self) -> StoreCounts:
-        """Return how many present VMs, scopes, hosts and live events there are. Raises Unavailable."""
+        """Return how many present VMs, scopes, hosts and live events there are."""
 
     def enabled_scope_count(self) -> int:
         """Return how many scopes are enabled: a VM has polled within 24 hours, or it is a lab."""
@@ -112,10 +112,10 @@ class Store(Protocol):
         """Return the present VMs whose `program` is not empty, in the order they were added."""
 
     def hosts(self) -> list[Host]:
-        """Return all hosts, of any state, sorted by name ignoring letter case. Raises Unavailable."""
+        """Return all hosts, of any state, sorted by name ignoring letter case."""
 
     def event(self, event_id: str) -> Event | None:
-        """Return an event by its id, live or over; None if there is none or it was pruned. Raises Unavailable."""
+        """Return an event by its id, live or over; None if there is none or it was pruned."""
 
     def events(
         self,
@@ -203,10 +203,10 @@ class Store(Protocol):
         """
 
     def client(self, client_id: str) -> RegisteredClient | None:
-        """Return a registered API client by its id, which must be in lower case, or None. Raises Unavailable."""
+        """Return a registered API client by its id, which must be in lower case, or None."""
 
     def clients(self) -> list[RegisteredClient]:
-        """Return all registered API clients, sorted by id. Raises Unavailable."""
+        """Return all registered API clients, sorted by id."""
 
     def grants(self, *, to: str | None = None) -> list[Grant]:
         """Return the grants of roles to this principal (its id; None: to all), in the order they were added."""
@@ -218,10 +218,10 @@ class Store(Protocol):
         """Return the measurements of the health checks of a rollout (its request's id), oldest first."""
 
     def configurations(self) -> list[MaintenanceConfiguration]:
-        """Return all maintenance configurations, sorted by key. Raises Unavailable."""
+        """Return all maintenance configurations, sorted by key."""
 
     def assignments(self) -> list[ConfigurationAssignment]:
-        """Return all assignments of maintenance configurations, sorted by key. Raises Unavailable."""
+        """Return all assignments of maintenance configurations, sorted by key."""
 
     def load(self, name: str) -> bytes | None:
         """Return the value that `save` or a commit wrote under this name, or None if there is none."""

@@ -61,10 +61,8 @@ class SqliteStore(Store):
     def open(cls, path: Path, *, now: float | None = None) -> SqliteStore:
         """Return the store at `path`; creates the file if it is missing, or migrates it to the newest schema.
 
-        Blocks. Takes no lock against other processes. Starts a writer thread, which `close` ends. Raises Rejected, and
-        leaves the file as it is, if it is not an intact store or its directory is missing; Refused for a store that was
-        moved to a record or is a copy of one, which is only migrated; Unavailable if it cannot be opened. If confirmed
-        writes are lost (`commit_mark`), every scope has a new epoch on return; `now` is real time (None: the present).
+        Blocks. Takes no lock against other processes. Starts a writer thread, which `close` ends. If confirmed writes
+        are lost (`commit_mark`), every scope has a new epoch on return; `now` is real time (None: the present).
         """
         try:
             # Before the store is opened, because opening it may remove the log that shows the loss.

@@ -118,7 +118,7 @@ async def read_limited_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -
 
 
 def unique_query_params(request: Request) -> dict[str, str]:
-    """Return the query parameters of a request by name. Raises Rejected if one occurs twice."""
+    """Return the query parameters of a request by name."""
     query: dict[str, str] = {}
     for name, text in request.query_params.multi_items():
         if name in query:

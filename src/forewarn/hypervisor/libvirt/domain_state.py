@@ -125,12 +125,7 @@ def _off_state(status: DomainStatus) -> MachineState:
 
 
 class ChangeKind(StrEnum):
-    """What a host reported about one of its VMs, or about itself.
-
-    STARTED, STOPPED (by the guest), POWERED_OFF (without asking the guest, or saved), CRASHED (or could not start),
-    PAUSED, RESUMED, ARRIVED and LEFT (by a migration), DEFINED and UNDEFINED are about a VM. HOST_LOST and HOST_FOUND
-    are about the connection to the host.
-    """
+    """What a host reported about one of its VMs, or about itself."""
 
     STARTED = "started"
     STOPPED = "stopped"  # shut down by the guest

@@ -43,12 +43,7 @@ class MovedDomain(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MoveMark(StrEnum):
-    """How far a live migration has come; stored in a VM's definition, because libvirt forgets parts of it.
-
-    RECEIVING: in the stored definition on the destination, where the VM is prepared. RECEIVED: in the running
-    definition on the destination; it counts once no migration to the VM is active. SENT: on the source; the migration
-    has completed. ENDED: on the source; the VM that was sent is off there, for good.
-    """
+    """How far a live migration has come; stored in a VM's definition, because libvirt forgets parts of it."""
 
     RECEIVING = "receiving"  # on the destination, in its stored definition: prepared
     RECEIVED = "received"  # on the destination, in its running definition; complete once no migration to it is active
@@ -88,7 +83,7 @@ class DomainDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_domain(xml: str) -> DomainDefinition:
-    """Return what this domain XML says about the VM. Raises Rejected if it is not the XML of a domain."""
+    """Return what this domain XML says about the VM."""
     root = parse_xml(xml)
     ephemeral = _ephemeral_targets(root)
     return DomainDefinition(

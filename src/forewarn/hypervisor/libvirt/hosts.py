@@ -40,7 +40,7 @@ class LibvirtHosts:
         return tuple(connection.name for connection in self._connections.values())
 
     def connection(self, host: str) -> LibvirtConnection:
-        """Return the connection to this host, open or not. Raises Refused if the settings lack the host."""
+        """Return the connection to this host, open or not."""
         connection = self._connections.get(host.casefold())
         if connection is None:
             raise Refused(f"the settings say nothing about host {host}: add [libvirt.hosts.{host}] with its uri")

@@ -61,7 +61,7 @@ _is_event_loop_running = False
 
 
 def load_libvirt() -> Any:
-    """Return libvirt's Python module, with its event loop running. Raises Rejected if it is not installed."""
+    """Return libvirt's Python module, with its event loop running."""
     try:
         import libvirt
     except ImportError as error:
@@ -93,7 +93,7 @@ class LibvirtSession:
         self.storage = LibvirtStorage(connection, self._failures)
 
     def close(self) -> None:
-        """Close the connection; VMs and migrations under way are left as they are. Raises LibvirtFailure."""
+        """Close the connection; VMs and migrations under way are left as they are."""
         with self._failures():
             self._connection.close()
 
@@ -108,12 +108,12 @@ class LibvirtSession:
             self._connection.registerCloseCallback(lambda _connection, _reason, _opaque: on_close(), None)
 
     def hostname(self) -> str:
-        """Return the host's own name. Raises LibvirtFailure."""
+        """Return the host's own name."""
         with self._failures():
             return str(self._connection.getHostname())
 
     def domains(self) -> list[FoundDomain]:
-        """Return all domains of the host, sorted by name, except any that vanish. Raises LibvirtFailure."""
+        """Return all domains of the host, sorted by name, except any that vanish."""
         found = []
         with self._failures():
             listed = self._connection.listAllDomains()
@@ -135,7 +135,7 @@ class LibvirtSession:
         return sorted(found, key=lambda domain: domain.name)
 
     def listing(self) -> list[ListedDomain]:
-        """Return the states of all domains of the host, unordered, from one call. Raises LibvirtFailure."""
+        """Return the states of all domains of the host, unordered, from one call."""
         with self._failures():
             found = self._connection.getAllDomainStats(self._libvirt.VIR_DOMAIN_STATS_STATE)
         return [
@@ -219,17 +219,17 @@ class LibvirtSession:
             return bool(self._domain(name).isPersistent())
 
     def suspend(self, name: str) -> None:
-        """Stop the CPUs of a running domain. Raises LibvirtFailure if it is off or not known."""
+        """Stop the CPUs of a running domain."""
         with self._failures():
             self._domain(name).suspend()
 
     def resume(self, name: str) -> None:
-        """Let a paused domain continue. Raises LibvirtFailure if it is off or not known."""
+        """Let a paused domain continue."""
         with self._failures():
             self._domain(name).resume()
 
     def reset(self, name: str) -> None:
-        """Reset the domain, as its reset button does. Raises LibvirtFailure if it is off or not known."""
+        """Reset the domain, as its reset button does."""
         with self._failures():
             self._domain(name).reset()
 
@@ -246,12 +246,12 @@ class LibvirtSession:
                 domain.shutdown()
 
     def create(self, name: str) -> None:
-        """Start a domain that is off. Raises LibvirtFailure if it is not off, or cannot be started."""
+        """Start a domain that is off."""
         with self._failures():
             self._domain(name).create()
 
     def destroy(self, name: str) -> None:
-        """End a domain at once, without asking the guest. Raises LibvirtFailure if it is off or not known."""
+        """End a domain at once, without asking the guest."""
         with self._failures():
             self._domain(name).destroy()
 
@@ -274,19 +274,19 @@ class LibvirtSession:
                 domain.undefine()
 
     def stored_xml(self, name: str) -> str:
-        """Return the definition with which the domain starts next, with its passwords. Raises LibvirtFailure."""
+        """Return the definition with which the domain starts next, with its passwords."""
         flags = self._libvirt.VIR_DOMAIN_XML_INACTIVE | self._libvirt.VIR_DOMAIN_XML_SECURE
         with self._failures():
             return str(self._domain(name).XMLDesc(flags))
 
     def migratable_xml(self, name: str) -> str:
-        """Return the running definition, with passwords, as a destination accepts it. Raises LibvirtFailure."""
+        """Return the running definition, with passwords, as a destination accepts it."""
         flags = self._libvirt.VIR_DOMAIN_XML_MIGRATABLE | self._libvirt.VIR_DOMAIN_XML_SECURE
         with self._failures():
             return str(self._domain(name).XMLDesc(flags))
 
     def define(self, xml: str) -> None:
-        """Store this definition, in place of an earlier one of the same name and UUID. Raises LibvirtFailure."""
+        """Store this definition, in place of an earlier one of the same name and UUID."""
         with self._failures():
             self._connection.defineXML(xml)
 
@@ -353,7 +353,7 @@ class LibvirtSession:
         return MigrationProgress(is_active=False)
 
     def abort_job(self, name: str) -> None:
-        """Abort the active job of a domain, such as its migration; nothing without one. Raises LibvirtFailure."""
+        """Abort the active job of a domain, such as its migration; nothing without one."""
         try:
             with self._failures():
                 self._domain(name).abortJob()
@@ -362,7 +362,7 @@ class LibvirtSession:
                 raise
 
     def capacity(self) -> FreeCapacity:
-        """Return free memory, CPU model, and what VMs with a readable definition need. Raises LibvirtFailure."""
+        """Return free memory, CPU model, and what VMs with a readable definition need."""
         with self._failures():
             capabilities = self._connection.getCapabilities()
         vms = self._vm_needs(host_cpu_identity(capabilities))
@@ -440,7 +440,7 @@ class LibvirtSession:
 
 
 def open_session(uri: str) -> LibvirtSession:
-    """Open a session, which the caller closes; blocks. Raises LibvirtFailure, or Rejected without libvirt."""
+    """Open a session, which the caller closes; blocks."""
     libvirt = load_libvirt()
     try:
         connection = libvirt.open(uri)

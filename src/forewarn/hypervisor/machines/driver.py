@@ -223,7 +223,7 @@ class MachineDriver(Protocol):
         """
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return what the host can still take, and what its VMs need. Raises HostUnreachable or Refused."""
+        """Return what the host can still take, and what its VMs need."""
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
         """Return whether a VM with this CPU (a text from `VmNeeds.cpu`) can be migrated live to the host."""

@@ -78,7 +78,7 @@ class DiskLocks:
             self.forget(instance.vm)
 
     def forget(self, vm: str) -> None:
-        """Delete the lock record of a VM (by name), if there is one. Raises Refused if that fails."""
+        """Delete the lock record of a VM (by name), if there is one."""
         delete_file(self._file(vm))
 
     def are_free(self, host: str, vm: str, definition: bytes) -> bool:

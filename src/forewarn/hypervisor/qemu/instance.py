@@ -90,7 +90,7 @@ class QemuInstance:
         return self.directory / f"{self.vm}{suffix}"
 
     def is_defined(self) -> bool:
-        """Return whether the definition file exists. Raises HostUnreachable if the host's directory does not."""
+        """Return whether the definition file exists."""
         if not self.directory.is_dir():
             raise HostUnreachable(
                 f"directory {str(self.directory)!r} of host {self.host!r} does not exist: create it, or mount it"
@@ -242,7 +242,7 @@ def create_directory(path: Path) -> None:
 
 
 def delete_file(path: Path) -> None:
-    """Delete the file if it exists. Raises Refused if it cannot be deleted."""
+    """Delete the file if it exists."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
