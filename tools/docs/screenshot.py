@@ -20,7 +20,8 @@ from playwright.sync_api import Page, sync_playwright
 from tools.docs.executable_page import ROOT, CommandStep, PageShell, chosen_ports, open_page_shell
 
 DOCS = ROOT / "docs"
-PORTAL, REPORT, REPORT_PHONE, CASE = "portal.png", "report.png", "report-phone.png", "report-case.png"
+PORTAL, ROLLOUT = "portal.png", "rollout.png"
+REPORT, REPORT_PHONE, CASE = "report.png", "report-phone.png", "report-case.png"
 _HANDLERS = ROOT / "examples" / "handlers"
 _CASE = "whom-neighbour-only"  # whose timeline REPORT's report shows in CASE
 _POLL = "http://127.0.0.{last}:8254"
@@ -35,6 +36,7 @@ _WHAT_HAPPENS = (
     "forewarn clock speed 0",  # so that the restart stays in progress
     "forewarn guest approve --own --endpoint http://127.0.0.1:8254",
 )
+_ROLLOUT_FORM = "/portal/forms/rollout?impact=reboot&scope=workers/pg-0&canary=2&shares=50&settle=10m"
 _CRASH_TEST = (
     "forewarn crash-test --claims bad/claims.toml --prepared 'test -s drained' --recovered 'test ! -e drained'"
     " --html {report} -- python3 bad/handler.py 'date > drained'"
@@ -60,7 +62,7 @@ def _open_page(width: int, height: int) -> Iterator[Page]:
 
 
 def take_portal(directory: Path, ports: tuple[int, int]) -> None:
-    """Start a lab on these ports, let things happen in it, and take a picture of the portal's first page."""
+    """Start a lab on these ports, let things happen, and take pictures of the first page and of a rollout's preview."""
     with open_page_shell(ports=ports) as shell:
         _run(shell, "forewarn up --detach --wait-ready")
         for last in _POLLING_VMS:
@@ -72,6 +74,11 @@ def take_portal(directory: Path, ports: tuple[int, int]) -> None:
             page.goto(link)
             page.get_by_role("button", name="Find").wait_for()  # the page's script adds it
             page.screenshot(path=directory / PORTAL)
+            page.goto(link.partition("/portal/")[0] + _ROLLOUT_FORM)
+            page.get_by_role("button", name="Preview").click()
+            page.get_by_role("button", name="Start", exact=True).wait_for()
+            page.set_viewport_size({"width": 1000, "height": 900})
+            page.locator("main").screenshot(path=directory / ROLLOUT)
 
 
 def take_report(directory: Path) -> None:
@@ -105,7 +112,7 @@ def _run(shell: PageShell, command: str) -> str:
 
 def main(names: Sequence[str]) -> None:
     """Take the pictures with these names; none: all."""
-    if not names or PORTAL in names:
+    if not names or {PORTAL, ROLLOUT} & set(names):
         take_portal(DOCS, chosen_ports())
     if not names or {REPORT, REPORT_PHONE, CASE} & set(names):
         take_report(DOCS)
