@@ -87,15 +87,15 @@ def test_the_metrics_show_the_current_status() -> None:
 def test_the_state_shows_each_event_with_its_steps_and_waits() -> None:
     status, view = read_page(pages(HELD, facts={"endpoint": "http://169.254.169.254"}), "/state")
     assert status == 200
-    assert (view["vm"], view["now"], view["endpoint"]) == ("web-0", 1_010, "http://169.254.169.254")
+    assert (view["vm"], view["now"], view["endpoint"]) == ("web-0", time_text(1_010), "http://169.254.169.254")
     assert (view["ready"], view["in_maintenance"], view["health"]["ok"]) == (False, True, True)
     (event,) = view["events"]
     assert (event["kind"], event["status"], event["rule"]) == ("Reboot", "Scheduled", "reboots")
     assert (event["notice_promised_s"], event["notice_got_s"]) == (900, None)
     away, save = event["steps"]
-    assert away["do"] == {"state": "done", "begun_at": 1_001, "ended_at": 1_002, "text": ""}
-    assert (save["do"], save["due_at"], save["latest_at"]) == (None, 1_600, 1_600)
-    assert (event["waits_for"], event["waits_until"]) == ("save begins late", 1_600)
+    assert away["do"] == {"state": "done", "begun_at": time_text(1_001), "ended_at": time_text(1_002), "text": ""}
+    assert (save["do"], save["due_at"], save["latest_at"]) == (None, time_text(1_600), time_text(1_600))
+    assert (event["waits_for"], event["waits_until"]) == ("save begins late", time_text(1_600))
 
 
 def test_the_state_does_not_show_undo_notes() -> None:
@@ -105,7 +105,7 @@ def test_the_state_does_not_show_undo_notes() -> None:
 def test_the_state_shows_the_outcome_of_an_event_that_is_gone() -> None:
     gone = replace(HELD, gone_at=1_005.0, outcome="withdrawn")
     (event,) = read_page(pages(gone), "/state")[1]["events"]
-    assert (event["status"], event["outcome"], event["gone_at"]) == ("Gone", "withdrawn", 1_005)
+    assert (event["status"], event["outcome"], event["gone_at"]) == ("Gone", "withdrawn", time_text(1_005))
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/state"])

@@ -17,7 +17,12 @@ from forewarn.errors import Conflict, Unavailable
 from forewarn.web.routing import API_PREFIX
 
 FILE = '[[hosts]]\nname = "h1"\nlocation = "westeurope"\n'
-RECORDING = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}
+RECORDING = {
+    "vm": "x",
+    "api_version": "2020-07-01",
+    "started_at": "2026-01-05T12:00:00Z",
+    "answers": [{"at_s": 0, "status": 500}],
+}
 
 ValidCall = Callable[[Any], tuple[str, Any]]
 VALID_CALLS: dict[tuple[str, str], ValidCall] = {

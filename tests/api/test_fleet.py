@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from forewarn.store.interface import LastPoll
+from forewarn.times import time_text
 
 FILE = """
 [defaults]
@@ -56,7 +57,11 @@ def test_a_vm_is_shown_with_its_endpoint_its_polls_and_its_events(api: Any) -> N
     api.restart_of("db")
     shown = api.get("/vms/DB")
     assert shown["url"] == "http://127.0.0.9:8080/metadata/scheduledevents"
-    assert (shown["last_polled_at"], shown["polled_version"], shown["polls"]) == (api.world.now, "2020-07-01", 12)
+    assert (shown["last_polled_at"], shown["polled_version"], shown["polls"]) == (
+        time_text(api.world.now),
+        "2020-07-01",
+        12,
+    )
     assert shown["pending"] == 1
     assert [event["kind"] for event in shown["events"]] == ["Reboot"]
     assert shown["auto_approve"] == {"restart": False, "redeploy": False}

@@ -59,7 +59,7 @@ def unlimited(schema: Any, where: str) -> Iterator[str]:
     for name, part in schema.get("properties", {}).items():
         yield from unlimited(part, f"{where}.{name}")
     wanted: dict[str, list[str]] = {
-        "string": ["maxLength"],
+        "string": ["format"] if schema.get("format") == "date-time" else ["maxLength"],
         "integer": ["minimum", "maximum"],
         "number": ["minimum", "maximum"],
         "array": ["maxItems"],

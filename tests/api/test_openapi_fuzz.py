@@ -30,7 +30,12 @@ for _found in SCHEMA.get_all_operations():
     OPERATIONS[_found.ok().label] = _found.ok()
 CHECKS = [checks.not_a_server_error, checks.status_code_conformance, checks.response_schema_conformance]
 EXAMPLES = {GenerationMode.POSITIVE: 15, GenerationMode.NEGATIVE: 8}
-RECORDING = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}
+RECORDING = {
+    "vm": "x",
+    "api_version": "2020-07-01",
+    "started_at": "2026-01-05T12:00:00Z",
+    "answers": [{"at_s": 0, "status": 500}],
+}
 
 # Random names would never match an existing thing.
 KNOWN: dict[str, list[Any]] = {

@@ -20,11 +20,11 @@ RESTART = {"ask": "restart", "vms": ["db"]}
 RECORDING = {
     "vm": "theirs",
     "api_version": "2020-07-01",
-    "started_at": 1_600_000_000.0,
+    "started_at": "2020-09-13T12:26:40Z",
     "answers": [
         {
             "at_s": 0,
-            "date": 1_600_000_000.0,
+            "date": "2020-09-13T12:26:40Z",
             "status": 200,
             "body": "eyJEb2N1bWVudEluY2FybmF0aW9uIjoxLCJFdmVudHMiOltdfQ==",
         },

@@ -12,6 +12,7 @@ from forewarn.control.fleet import FleetChange
 from forewarn.core.fleet import HostHealth
 from forewarn.core.request import RequestedOperation
 from forewarn.store.sqlite import SqliteStore
+from forewarn.times import parse_time
 from tests.support.reboot_only_hypervisor import RebootOnlyHypervisor
 from tests.support.reporting_hypervisor import ReportingHypervisor
 
@@ -25,7 +26,7 @@ def test_a_restart_is_answered_with_its_event_and_what_it_waits_for(api: Any) ->
     assert request["who"] == "local user ann"
     assert request["targets"] == ["web-0"]
     assert (event["kind"], event["verb"], event["status"], event["source"]) == ("Reboot", "reboot", "scheduled", "User")
-    assert event["not_before"] - event["published_at"] == 15 * 60
+    assert parse_time(event["not_before"]) - parse_time(event["published_at"]) == 15 * 60
     assert event["description"] == "Virtual machine is going to be restarted as requested by authorized user."
     assert event["waits_for"] == {
         "reason": "notice",
@@ -107,7 +108,7 @@ def test_a_shorter_notice_needs_the_flag_short_notice(api: Any) -> None:
     """Spec §6.3: less than the minimum needs a flag, for testing."""
     body = {"ask": "restart", "vms": ["db"], "notice_s": 5, "short_notice": True}
     (event,) = api.post("/requests", body)["events"]
-    assert event["not_before"] - event["published_at"] == 5
+    assert parse_time(event["not_before"]) - parse_time(event["published_at"]) == 5
 
 
 def test_a_request_can_be_followed_to_its_end(api: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from forewarn.errors import Unavailable
+from forewarn.times import time_text
 from tests.support.webhook_receiver import WebhookReceiver
 
 NEW = {
@@ -35,7 +36,7 @@ def test_a_webhook_is_shown_with_its_filter_and_delivery_state(api: Any) -> None
     assert shown["url"] == "https://example.org/hook?…"
     assert (shown["schema"], shown["over"], shown["opted_in_only"]) == ("eventgrid", "/subscriptions/sub", False)
     assert shown["happenings"] == ["Started", "Completed"]
-    assert (shown["by"], shown["at"]) == ("local user ann", api.world.now)
+    assert (shown["by"], shown["at"]) == ("local user ann", time_text(api.world.now))
     assert (shown["told_ago_s"], shown["failures"], shown["error"], shown["next_try_in_s"]) == (None, 0, "", None)
     assert (shown["pending"], shown["pending_at_least"]) == (0, False)
 

@@ -301,7 +301,7 @@ def test_agent_explain_reads_the_journal(command: Any, file: Path, tmp_path: Pat
     ]
     assert lines[-1] == "now  closed: nothing left to do"
     (explanation,) = command.json("agent", "explain", ID, "--config", str(file))["stories"]
-    assert explanation["lines"][0]["at"] == 1_000
+    assert explanation["lines"][0]["at"] == "1970-01-01T00:16:40.000Z"
 
 
 def test_agent_explain_needs_an_unambiguous_event(command: Any, file: Path, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_notice_below_the_minimum_needs_short_notice(lab: Any) -> None:
     """Spec §6.3."""
     assert "short" in lab.refused("restart", "web", "--notice", "1m")
     (event,) = lab.json("restart", "web", "--notice", "1m", "--short-notice")["events"]
-    assert event["not_before"] - event["published_at"] == pytest.approx(60, abs=1)
+    assert parse_time(event["not_before"]) - parse_time(event["published_at"]) == pytest.approx(60, abs=1)
 
 
 def test_every_guessed_word_leads_to_a_command_that_exists() -> None:

@@ -22,7 +22,7 @@ def test_the_ca_is_shown_with_its_fingerprint_and_certificate_names(command: Any
     assert "localhost, lab.localhost, 127.0.0.1" in shown
     view = command.json("ca")
     assert view["fingerprint"] == made.ca.facts.fingerprint
-    assert view["not_after"] == made.ca.facts.not_after
+    assert parse_time(view["not_after"]) == made.ca.facts.not_after
 
 
 def test_the_ca_is_exported_to_a_file_or_to_standard_output(

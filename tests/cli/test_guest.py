@@ -43,7 +43,7 @@ def test_guest_events_prints_one_json_document(command: Any) -> None:
     assert (view["name"], view["incarnation"]) == ("web-0", 2)
     (event,) = view["events"]
     assert event["hits_this_vm"] is True
-    assert event["not_before"] - view["now"] == 900
+    assert parse_time(event["not_before"]) - parse_time(view["now"]) == 900
 
 
 def test_events_are_shown_even_if_the_endpoint_does_not_name_the_vm(command: Any) -> None:

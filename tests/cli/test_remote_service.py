@@ -25,7 +25,7 @@ from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_re
 SECRET = "it's-a-$ecret-of-the-administrator"
 REPLY = json_reply({"name": "client ci", "id": "client:ci", "grants": []})
 KNOWN = json_reply({"authentication": {"loginEndpoint": "ISSUER/adfs", "audiences": ["x"]}})
-CLOCK = {"now": 1.0, "speed": 1.0, "lab": True}
+CLOCK = {"now": "2026-01-05T12:00:00.000Z", "speed": 1.0, "lab": True}
 
 
 def paths(server: Any) -> list[str]:

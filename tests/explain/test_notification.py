@@ -137,7 +137,7 @@ EVENT_GRID = (
     b'"EventType":"Freeze","NotBefore":"Mon, 05 Jan 2026 12:15:00 GMT","Resources":["pool_0","pool_1"],'
     b'"ResourceType":"VirtualMachine","ScheduledEventApiVersion":"2020-07-01"}},"apiVersion":"2024-07-01"},'
     b'"eventType":"Microsoft.ResourceNotifications.MaintenanceResources.ScheduledEventEmitted",'
-    b'"dataVersion":"3.0","metadataVersion":"1","eventTime":"2026-01-05T12:00:00.250000Z"}]'
+    b'"dataVersion":"3.0","metadataVersion":"1","eventTime":"2026-01-05T12:00:00.250Z"}]'
 )
 CLOUD_EVENTS = (
     b'{"specversion":"1.0","id":"52b3351d-1cd4-5d12-b00d-cf21498f8fa9",'
@@ -145,7 +145,7 @@ CLOUD_EVENTS = (
     b'"type":"Microsoft.ResourceNotifications.MaintenanceResources.ScheduledEventEmitted",'
     b'"subject":"/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachineScaleSets/pool'
     b'/providers/microsoft.maintenance/scheduledevents/00000000-0000-4000-8000-0000000000ab",'
-    b'"time":"2026-01-05T12:00:00.250000Z","datacontenttype":"application/json","data":'
+    b'"time":"2026-01-05T12:00:00.250Z","datacontenttype":"application/json","data":'
     + EVENT_GRID.partition(b'"data":')[2].partition(b',"eventType"')[0]
     + b"}"
 )

@@ -44,7 +44,12 @@ count = 2
 terminate_notification = 5
 """
 ADDED = '\n[[vms]]\nname = "added"\n'
-RECORDING = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}
+RECORDING = {
+    "vm": "x",
+    "api_version": "2020-07-01",
+    "started_at": "2026-01-05T12:00:00Z",
+    "answers": [{"at_s": 0, "status": 500}],
+}
 AREAS = (
     *(
         "service",

@@ -92,7 +92,7 @@ for change in Client(sys.argv[1]).watch(cursor=sys.argv[2]):
         break
 """
 LATE_S = 3 * 86_400.0
-RECORDING: dict[str, Any] = {"vm": "x", "api_version": "2020-07-01", "started_at": 1}
+RECORDING: dict[str, Any] = {"vm": "x", "api_version": "2020-07-01", "started_at": "2026-01-05T12:00:00Z"}
 RECORDING["answers"] = [{"at_s": 0, "status": 500}, {"at_s": LATE_S, "status": 410}]
 
 

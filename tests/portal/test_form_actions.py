@@ -218,7 +218,12 @@ def test_forms_start_a_storm_and_clear_everything(portal: PortalUser) -> None:
 
 
 def test_the_lab_page_shows_a_replay_and_a_form_stops_it(portal: PortalUser) -> None:
-    taken = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}
+    taken = {
+        "vm": "x",
+        "api_version": "2020-07-01",
+        "started_at": "2026-01-05T12:00:00Z",
+        "answers": [{"at_s": 0, "status": 500}],
+    }
     replay = portal.api.post("/replays", {"vm": "db", "recording": taken})["id"]
     page = portal.get("/portal/lab")
     assert "Replay for db" in page.text

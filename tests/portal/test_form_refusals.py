@@ -100,7 +100,7 @@ def test_most_rejections_come_before_the_confirmation(portal: PortalUser) -> Non
             "a rollout is for hosts or for one scope: choose one of them",
         ),
         ("clock-advance", {}, "the clock advances by a duration or to a time: give one of them"),
-        ("clock-advance", {"until": "noon"}, "'noon' is not a time: write it like 2026-01-05T12:30"),
+        ("clock-advance", {"until": "noon"}, "'noon' is not a time: write it like 2026-11-18T21:08:06Z"),
         ("storm", {"seed": "nan"}, "'nan' is not a number"),
         ("storm", {"seed": "1.5"}, "the body is not valid: seed"),
     ],

@@ -68,7 +68,10 @@ def test_a_page_receives_the_scopes_in_which_a_vm_starts_polling(fleet: Fleet) -
             await page.next("counts")
             fleet.start_polling("web-0", "web-1", "db")
             _, data, seq = await page.next("asking")
-            assert data == {"now": fleet.portal.world.now, "scopes": sorted([fleet.scope("web-0"), fleet.scope("db")])}
+            assert data == {
+                "now": time_text(fleet.portal.world.now),
+                "scopes": sorted([fleet.scope("web-0"), fleet.scope("db")]),
+            }
             assert seq is None
 
     run_scenario(fleet.portal, scenario)

@@ -37,7 +37,7 @@ def test_a_stream_starts_with_clock_health_hold_and_counts(portal: PortalUser) -
             assert page.status == 200
             assert page.headers["content-type"].startswith("text/event-stream")
             assert "no-store" in page.headers["cache-control"]
-            assert data[0] == ("clock", {"now": portal.world.now, "speed": 0.0, "lab": True}, None)
+            assert data[0] == ("clock", {"now": time_text(portal.world.now), "speed": 0.0, "lab": True}, None)
             assert data[1] == ("health", {"ok": True, "text": ""}, None)
             assert data[-1][1]["running"] == 7
             assert [kind for kind, _, _ in data] == ["clock", "health", "hold", "counts"]
@@ -170,7 +170,7 @@ def test_a_change_of_the_clock_is_sent(portal: PortalUser) -> None:
             before = portal.world.now
             await portal.world.control.lab_clock.advance(600)
             _, data, _ = await page.next("clock")
-            assert data == {"now": before + 600, "speed": 0.0, "lab": True}
+            assert data == {"now": time_text(before + 600), "speed": 0.0, "lab": True}
 
     run_scenario(portal, scenario)
 

@@ -14,9 +14,18 @@ from forewarn.agent.actions import AgentSnapshot, WaitUntil
 from forewarn.agent.decision import next_actions, remaining_schedule
 from forewarn.agent.explanation import actual_notice_s, promised_notice_s
 from forewarn.agent.model import Event, StepConfig, StepPhase
-from forewarn.agent.records import TRIED_STATES, ApprovalState, EventRecord, OpenRecords, StepRun, StepState
+from forewarn.agent.records import (
+    TRIED_STATES,
+    ApprovalCheckRecord,
+    ApprovalState,
+    EventRecord,
+    OpenRecords,
+    StepRun,
+    StepState,
+)
 from forewarn.agent.step_schedule import ScheduledStep
 from forewarn.client import lists
+from forewarn.times import time_text
 
 READINESS_REACTION_NAME = "readiness"  # the reaction that sets /ready to 503
 
@@ -116,15 +125,15 @@ JsonObject = dict[str, Any]
 
 
 def state_view(snapshot: AgentSnapshot) -> JsonObject:
-    """Return the JSON object of the agent's page /state. Times are the server's, in POSIX seconds."""
+    """Return the JSON object of the agent's page /state. Times are the server's."""
     status = maintenance_status(snapshot.open_records, snapshot.steps, snapshot.vm)
     waits = {action.key: action for action in next_actions(snapshot) if isinstance(action, WaitUntil)}
     return {
         "vm": snapshot.vm,
-        "now": snapshot.now,
+        "now": time_text(snapshot.now),
         "in_maintenance": status.in_maintenance,
         "ready": not status.holds,
-        "holds": [asdict(hold) for hold in status.holds],
+        "holds": [{**asdict(hold), "since": time_text(hold.since)} for hold in status.holds],
         "events": [
             _event_view(record, remaining_schedule(record, snapshot), snapshot.steps, waits.get(record.key))
             for record in snapshot.open_records
@@ -151,18 +160,24 @@ def _event_view(
         "description": event.description,
         "duration_s": event.duration_s,
         "rule": record.rule,
-        "seen_at": record.seen_at,
-        "not_before": event.not_before or record.not_before,
-        "started_at": record.started_at,
-        "gone_at": record.gone_at,
+        "seen_at": time_text(record.seen_at),
+        "not_before": time_text(event.not_before or record.not_before),
+        "started_at": time_text(record.started_at),
+        "gone_at": time_text(record.gone_at),
         "notice_promised_s": promised_notice_s(record),
         "notice_got_s": actual_notice_s(record),
         "steps": [_step_view(name, record, steps.get(name), coming.get(name)) for name in record.plan],
-        "approval": None if record.approval is None else asdict(record.approval),
-        "gate": None if record.approval_check is None else asdict(record.approval_check),
+        "approval": None
+        if (approval := record.approval) is None
+        else {**asdict(approval), "at": time_text(approval.at)},
+        "gate": None if record.approval_check is None else _approval_check_view(record.approval_check),
         "waits_for": wait.reason if wait else "",
-        "waits_until": wait.until if wait else None,
+        "waits_until": time_text(wait.until) if wait else None,
     }
+
+
+def _approval_check_view(check: ApprovalCheckRecord) -> JsonObject:
+    return {**asdict(check), "first_at": time_text(check.first_at), "asked_at": time_text(check.asked_at)}
 
 
 def _step_view(name: str, record: EventRecord, step: StepConfig | None, scheduled: ScheduledStep | None) -> JsonObject:
@@ -170,8 +185,8 @@ def _step_view(name: str, record: EventRecord, step: StepConfig | None, schedule
         "name": name,
         "use": step.use if step else "",
         "budget_s": step.budget_s if step else None,
-        "due_at": scheduled.due_at if scheduled else None,
-        "latest_at": scheduled.latest_at if scheduled else None,
+        "due_at": time_text(scheduled.due_at) if scheduled else None,
+        "latest_at": time_text(scheduled.latest_at) if scheduled else None,
         "do": _step_run_view(record.step_run(name)),
         "undo": _step_run_view(record.step_run(name, StepPhase.UNDO)),
     }
@@ -181,4 +196,5 @@ def _step_run_view(run: StepRun | None) -> JsonObject | None:
     """A run as JSON, without its notes, which may be secret."""
     if run is None:
         return None
-    return {"state": run.state, "begun_at": run.begun_at, "ended_at": run.ended_at, "text": run.text}
+    begun_at, ended_at = time_text(run.begun_at), time_text(run.ended_at)
+    return {"state": run.state, "begun_at": begun_at, "ended_at": ended_at, "text": run.text}

@@ -13,6 +13,7 @@ from forewarn.core.limits import NonEmptyText
 from forewarn.core.resource_ids import parse_resource_id, scale_set_resource_id, vm_resource_id
 from forewarn.core.scope import Scope
 from forewarn.errors import NotFound, Refused, Rejected, Remedy
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.authentication import principal_for_claims
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import GROUP_PREFIX, HandlerCall, StrictBody
@@ -53,7 +54,7 @@ class AccessClientView(BaseView, frozen=True, kw_only=True):
     name: str  # for people; "": none
     principal: str  # its principal id in grants: `client:ID`
     by: str  # the name of who added it
-    at: float  # lab time
+    at: Timestamp  # lab time
 
 
 class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
@@ -76,7 +77,7 @@ class GrantView(BaseView, frozen=True, kw_only=True):
     to_name: str  # the principal's name, for people; its id if it is unknown
     over: str  # a resource id; "/": everything
     by: str  # the name, for people, of the principal that granted it; "forewarn" or "": the service itself
-    at: float  # lab time
+    at: Timestamp  # lab time
 
 
 class RemovedClientView(AccessClientView, frozen=True, kw_only=True):
@@ -108,7 +109,7 @@ class SignInLinkView(BaseView, frozen=True, kw_only=True):
 
     url: str  # a secret: anybody who opens it first is signed in
     signs_in: str  # the name of the user that it signs in
-    ends_at: float  # POSIX seconds in real time
+    ends_at: Timestamp  # POSIX seconds in real time
 
 
 async def show_access(context: RequestContext, call: HandlerCall) -> AccessView:
@@ -171,7 +172,7 @@ async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> Sig
     identity = sign_in_link_identity(context.principal, sign_in, context.store)
     link = links.create(identity)
     name = context.caller_name if identity.is_owner else principal_for_claims(identity.claims, context.store).name
-    return SignInLinkView(url=link.url, signs_in=name, ends_at=link.ends_at)
+    return SignInLinkView(url=link.url, signs_in=name, ends_at=timestamp(link.ends_at))
 
 
 def _resolve_principal(context: RequestContext, text: str) -> str:
@@ -250,7 +251,7 @@ def _grant_view(grant: Grant, name: str) -> GrantView:
         to_name=name,
         over=grant.over,
         by=grant.by,
-        at=grant.at,
+        at=timestamp(grant.at),
     )
 
 
@@ -266,4 +267,10 @@ def _client_view(client: RegisteredClient) -> AccessClientView:
 
 
 def _client_fields(client: RegisteredClient) -> dict[str, Any]:
-    return {"id": client.id, "name": client.name, "principal": client.principal_id, "by": client.by, "at": client.at}
+    return {
+        "id": client.id,
+        "name": client.name,
+        "principal": client.principal_id,
+        "by": client.by,
+        "at": timestamp(client.at),
+    }

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from forewarn.core.fleetfile.problems import FleetFileProblem, InvalidFleetFile
 from forewarn.errors import Refused
 from forewarn.explain.preview import Preview
+from forewarn.times import encode_time
 from forewarn.web.authentication import AuthenticationRequired
 from forewarn.web.errors import RETRY_AFTER_BY_STATUS, classify_error
 from forewarn.web.remedies import Surface
@@ -73,7 +74,7 @@ def confirmation_required(preview: Preview) -> Response:
     """Return the 428 for a change that its caller wants to confirm first, and that has to be confirmed."""
     message = f"a person has to confirm this: {' '.join(preview.confirm)}"
     error = ErrorView(code="ConfirmationRequired", message=message.rstrip("."))
-    body = msgspec.json.encode(ConfirmationResponse(error=error, preview=preview))
+    body = msgspec.json.encode(ConfirmationResponse(error=error, preview=preview), enc_hook=encode_time)
     return Response(body, status_code=428, media_type="application/json")
 
 

@@ -12,6 +12,7 @@ import msgspec
 from forewarn import __version__
 from forewarn.api.errors import CONFIRM_HEADER, ConfirmationResponse, ErrorResponse
 from forewarn.api.requests import vms_asked_for
+from forewarn.times import time_schema
 from forewarn.web.request_keys import IDEMPOTENCY_KEY_HEADER, MAX_KEY_LENGTH
 from forewarn.web.routing import (
     API_PREFIX,
@@ -61,7 +62,8 @@ def openapi_document(routes: Sequence[ApiRoute]) -> JsonSchema:
         "info": {
             "title": "forewarn",
             "version": __version__,
-            "description": "Times are POSIX seconds in lab time, durations are seconds. Unknown fields are rejected.",
+            "description": "Times are ISO 8601 text in UTC, by the service's clock. Durations are seconds. "
+            "Unknown fields are rejected.",
         },
         "servers": [{"url": API_PREFIX}],
         "security": [{"bearer": []}],
@@ -90,7 +92,9 @@ class _SchemaRegistry:
             *(found for s in signatures for found in (s.body, s.query, s.response_type) if found is not None),
         ]
         self._types = list({str(one): one for one in types}.values())
-        self._schemas, self.components = msgspec.json.schema_components(self._types, ref_template=_REF_TEMPLATE)
+        self._schemas, self.components = msgspec.json.schema_components(
+            self._types, ref_template=_REF_TEMPLATE, schema_hook=time_schema
+        )
 
     def schema_of(self, type_: Any) -> JsonSchema:
         return self._schemas[self._types.index(type_)]

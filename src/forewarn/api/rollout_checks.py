@@ -11,6 +11,7 @@ from forewarn.core.health import CheckKind, CheckResult, HealthCheck, Measuremen
 from forewarn.core.limits import LongText, Name, NonEmptyText, Number, WholeNumber
 from forewarn.core.request import MaintenanceRequest
 from forewarn.errors import Rejected
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall, StrictBody, convert_values
 from forewarn.web.views import BaseView
@@ -59,14 +60,14 @@ class CheckView(BaseView, frozen=True, kw_only=True):
     error_limit: int  # errors in a row from which on they count as unclear
     outcome: str  # good, bad, unclear or error
     text: str  # what was seen, for people
-    at: float | None  # lab time of the measurement
+    at: Timestamp | None  # lab time of the measurement
 
 
 class MeasurementView(BaseView, frozen=True, kw_only=True):
     """One measurement of a health check: when the check was performed, and what it found."""
 
     check: str  # the name of the check
-    at: float  # lab time
+    at: Timestamp  # lab time
     outcome: str  # good, bad, unclear or error
     value: float | None  # compared with the condition; None: there is none
     text: str  # what was seen, for people
@@ -155,7 +156,9 @@ def rollout_checks_view(context: RequestContext, request: MaintenanceRequest) ->
         hold_if_unclear=rollout.hold_if_unclear,
         checks=tuple(_check_view(check, latest.get(check.name)) for check in rollout.checks),
         measurements=tuple(
-            MeasurementView(check=m.check, at=m.at, outcome=m.outcome, value=m.value, text=m.text, wave=m.wave + 1)
+            MeasurementView(
+                check=m.check, at=timestamp(m.at), outcome=m.outcome, value=m.value, text=m.text, wave=m.wave + 1
+            )
             for m in measurements
         ),
     )
@@ -172,7 +175,7 @@ def _check_view(check: HealthCheck, latest: Measurement | None) -> CheckView:
         error_limit=check.error_limit,
         outcome=latest.outcome if latest else "",
         text=latest.text if latest else "",
-        at=latest.at if latest else None,
+        at=timestamp(latest.at if latest else None),
     )
 
 

@@ -15,6 +15,7 @@ from forewarn.errors import Rejected
 from forewarn.explain.polling import PollingState, polling_state
 from forewarn.explain.preview import Preview, preview_to_confirm
 from forewarn.explain.rollout_plan import RolloutPlan
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.request_views import read_rollouts, rollout_fields, rollout_view
@@ -35,7 +36,7 @@ class HoldView(BaseView, frozen=True, kw_only=True):
     is_held: bool  # whether they are on hold now
     reason: str = ""  # as it was given; "": not on hold
     who: str = ""  # the name of who set it; "": not on hold
-    at: float | None = None  # lab time; None: not on hold
+    at: Timestamp | None = None  # lab time; None: not on hold
 
 
 async def show_hold(context: RequestContext, call: HandlerCall) -> HoldView:
@@ -43,7 +44,7 @@ async def show_hold(context: RequestContext, call: HandlerCall) -> HoldView:
     hold = context.control.rollouts.hold
     if hold is None:
         return HoldView(is_held=False)
-    return HoldView(is_held=True, reason=hold.reason, who=hold.who, at=hold.at)
+    return HoldView(is_held=True, reason=hold.reason, who=hold.who, at=timestamp(hold.at))
 
 
 async def hold_rollouts(context: RequestContext, call: HandlerCall, body: NewHold) -> HoldView:

@@ -40,6 +40,7 @@ from forewarn.api.rollouts import current_rollout_view
 from forewarn.control.dry_run import DryRunTooLarge
 from forewarn.core.access import Right
 from forewarn.explain.preview import Preview, preview_to_confirm
+from forewarn.times import encode_time, time_text
 from forewarn.web.context import ContextFactory, RequestContext
 from forewarn.web.pipeline import read_body, run_request, run_route
 from forewarn.web.remedies import SURFACE_HEADER, surface_of
@@ -47,7 +48,7 @@ from forewarn.web.request_keys import IDEMPOTENCY_KEY_HEADER, read_idempotency_k
 from forewarn.web.request_parsing import HandlerCall, unique_query_params
 from forewarn.web.routing import API_PREFIX, ApiRoute, handler_signature, listing, named_event, named_vm, signed_in
 
-NOW_HEADER = "forewarn-now"  # of every response but errors: the service's time, in seconds since 1970
+NOW_HEADER = "forewarn-now"  # of every response but errors: the service's time
 READ, OPERATE, APPROVE, PLATFORM = Right.READ, Right.OPERATE, Right.APPROVE, Right.PLATFORM
 ADMINISTER = Right.ADMINISTER
 
@@ -255,7 +256,7 @@ async def _answer(route: ApiRoute, context: RequestContext, request: Request) ->
         if preview is not None:
             return confirmation_required(preview)
     key = read_idempotency_key(request.headers) if IDEMPOTENCY_KEY_HEADER in request.headers else ""
-    answer = msgspec.json.encode(await run_route(context, route, call, key))
+    answer = msgspec.json.encode(await run_route(context, route, call, key), enc_hook=encode_time)
     # The time of the service: clients show times relative to it, and a lab's differs from theirs.
-    headers = {NOW_HEADER: f"{context.now():.6f}"}
+    headers = {NOW_HEADER: time_text(context.now())}
     return Response(answer, status_code=route.status, media_type="application/json", headers=headers)

@@ -10,6 +10,7 @@ from forewarn.core.decision import EnablementMode
 from forewarn.core.history import EntryKind
 from forewarn.core.limits import Name, NonEmptyLongText
 from forewarn.errors import Refused, Rejected, Unavailable
+from forewarn.times import timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import AdvanceClockBody, ClockSpeedBody, HandlerCall, StrictBody
 from forewarn.web.views import BackupView, ClockView, HealthCheckView, HealthReportView, HistoryEntryView
@@ -70,7 +71,7 @@ async def advance_clock(context: RequestContext, call: HandlerCall, body: Advanc
     shown = visible[-_MAX_ENTRIES:]
     _, speed, lab = context.control.lab_clock.status()
     return ClockAdvanceView(
-        now=advance.now,
+        now=timestamp(advance.now),
         speed=speed,
         lab=lab,
         polling=advance.polling,
@@ -99,7 +100,7 @@ async def set_clock_speed(context: RequestContext, call: HandlerCall, body: Cloc
 
 def _clock_view(context: RequestContext) -> ClockView:
     now, speed, lab = context.control.lab_clock.status()
-    return ClockView(now=now, speed=speed, lab=lab)
+    return ClockView(now=timestamp(now), speed=speed, lab=lab)
 
 
 async def create_backup(context: RequestContext, call: HandlerCall, body: BackupBody) -> BackupView:

@@ -13,6 +13,7 @@ from forewarn.core.limits import NonEmptyLongText, NonEmptyText
 from forewarn.core.resource_ids import ROOT_RESOURCE, scope_resource_id, vm_resource_id
 from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
 from forewarn.errors import NotFound, Refused
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import GROUP_PREFIX, HandlerCall, StrictBody
 from forewarn.web.views import BaseView
@@ -49,7 +50,7 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
     opted_in_only: bool  # only events of VMs whose policy publishes outside
     rollouts: bool  # also what happens to rollouts themselves, such as paused, aborted, completed or on hold
     by: str  # who added it
-    at: float  # when, in lab time
+    at: Timestamp  # when, in lab time
     told_ago_s: float | None  # since the last successful delivery; None if there was none
     failures: int  # failed deliveries in a row, since the last success
     error: str  # of the last failure; "" after a success
@@ -134,7 +135,7 @@ def _webhook_fields(context: RequestContext, webhook: WebhookSubscription) -> di
         "opted_in_only": webhook.opted_in_only,
         "rollouts": webhook.rollouts,
         "by": webhook.by,
-        "at": webhook.at,
+        "at": timestamp(webhook.at),
         "told_ago_s": None if last_at is None else max(0.0, now - last_at),
         "failures": report.failures,
         "error": report.error,

@@ -21,7 +21,7 @@ from forewarn.agent.actions import AgentSnapshot
 from forewarn.agent.config import AgentConfig, load_config
 from forewarn.agent.config_table import BadConfig
 from forewarn.agent.dry_run import DryRun, dry_run_event
-from forewarn.agent.explanation import explain_event, step_plan_table
+from forewarn.agent.explanation import AgentExplanation, explain_event, step_plan_table
 from forewarn.agent.http_server import DEFAULT_LISTEN_ADDRESS, parse_listen_address
 from forewarn.agent.journal import AgentJournal, is_journal_locked
 from forewarn.agent.journal_repair import JournalRepair, repair_journal
@@ -37,6 +37,7 @@ from forewarn.client.cursor import read_boot_id
 from forewarn.clock import read_real_time
 from forewarn.duration import format_duration
 from forewarn.errors import NotFound, Rejected, Unavailable
+from forewarn.times import time_text
 
 DEFAULT_CONFIG = "/etc/forewarn/agent.toml"
 CONFIG_VARIABLE = "FOREWARN_AGENT_CONFIG"
@@ -93,7 +94,9 @@ def _print_dry_run(call: Invocation, config: AgentConfig, endpoint: str | None, 
         now = client.date or 0.0
         dry_runs = [dry_run_event(event, config.rules, vm, now) for event in received.events]
         if call.output.as_json:
-            call.output.print_json({"vm": vm, "now": now, "events": [_dry_run_document(each) for each in dry_runs]})
+            call.output.print_json(
+                {"vm": vm, "now": time_text(now), "events": [_dry_run_document(each) for each in dry_runs]}
+            )
         else:
             _print_dry_runs(call, vm, dry_runs)
 
@@ -264,7 +267,12 @@ def _event_explanations(config: AgentConfig, id_prefix: str) -> list[JsonObject]
     rules = {rule.name: rule for rule in config.rules}
     is_running = is_journal_locked(config.journal_path)
     records = _find_records(config, id_prefix)
-    return [asdict(explain_event(record, rules, is_agent_running=is_running)) for record in records]
+    return [_explanation_view(explain_event(record, rules, is_agent_running=is_running)) for record in records]
+
+
+def _explanation_view(explanation: AgentExplanation) -> JsonObject:
+    lines = [{**asdict(line), "at": time_text(line.at)} for line in explanation.lines]
+    return {**asdict(explanation), "lines": lines}
 
 
 def _find_records(config: AgentConfig, id_prefix: str) -> tuple[EventRecord, ...]:

@@ -22,6 +22,7 @@ from forewarn.errors import (
     Unauthenticated,
     Unavailable,
 )
+from forewarn.times import parse_time
 
 _NOW_HEADER = "forewarn-now"  # of every answer: the service's time
 _ASK_HEADER = {"Forewarn-Confirm": "ask"}  # of a change: if a person has to confirm it, answer its preview instead
@@ -92,7 +93,7 @@ class HttpAnswer(NamedTuple):
 
     status: int  # the HTTP status
     body: bytes  # undecoded
-    now: float | None  # lab time when it was sent, in POSIX seconds; None if the answer does not say
+    now: float | None  # lab time when it was sent; None if the answer does not say
 
 
 class Transport(Protocol):
@@ -146,7 +147,7 @@ class ApiClient:
 
     def now(self) -> float:
         """Return the service's (lab) time in seconds since 1970, as of its last answer to this client."""
-        return self._now if self._now is not None else float(self.get("clock")["now"])
+        return self._now if self._now is not None else parse_time(self.get("clock")["now"])
 
     def _call(
         self, method: str, target: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S
@@ -184,14 +185,14 @@ def send_request(
         content_type = {} if payload is None else {"Content-Type": "application/json"}
         connection.request(method, target, payload, {"Forewarn-Surface": "cli", **content_type, **headers})
         answer = connection.getresponse()
-        return HttpAnswer(answer.status, answer.read(), _parse_time(answer.getheader(_NOW_HEADER)))
+        return HttpAnswer(answer.status, answer.read(), _time_of(answer.getheader(_NOW_HEADER)))
     finally:
         connection.close()
 
 
-def _parse_time(text: str | None) -> float | None:
+def _time_of(text: str | None) -> float | None:
     try:
-        return None if text is None else float(text)
+        return None if text is None else parse_time(text)
     except ValueError:
         return None  # of a server that is not ours
 

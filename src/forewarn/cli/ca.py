@@ -13,6 +13,7 @@ import click
 from forewarn.cli.formatting import local_time
 from forewarn.cli.invocation import Invocation, local_command, require_server_extra
 from forewarn.errors import NotFound, Rejected
+from forewarn.times import time_text
 
 _STDOUT = "-"
 
@@ -31,7 +32,7 @@ def ca(call: Invocation) -> None:
     server = _server_certificate_file(call.data)
     names = certificate_facts(read_certificate(server)).names if server.exists() else ()
     if call.output.as_json:
-        facts: dict[str, Any] = {"fingerprint": authority.fingerprint, "not_after": authority.not_after}
+        facts: dict[str, Any] = {"fingerprint": authority.fingerprint, "not_after": time_text(authority.not_after)}
         call.output.print_json({"path": str(ca_file(call.data)), **facts, "names": list(names)})
         return
     call.output.print_facts(

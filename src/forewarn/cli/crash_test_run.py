@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,9 @@ from rich.table import Column
 
 from forewarn import __version__
 from forewarn.cli.invocation import Invocation
+from forewarn.clock import read_real_time
 from forewarn.errors import Rejected
+from forewarn.times import time_text
 from forewarn.wording import first_names
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def run_plan(call: Invocation, plan: CrashTestPlan) -> CrashTestResult:
 
     if not plan.endpoint_env and not plan.attached:
         require_namespaces()
-    at = datetime.now(UTC).isoformat(timespec="seconds")
+    at = time_text(read_real_time())
     done: list[JudgedCase] = []
     stopped: list[signal.Signals] = []
 

@@ -13,6 +13,7 @@ from forewarn.cli.formatting import clock_time, count_noun
 from forewarn.cli.invocation import Invocation, offline_command, require_server_extra
 from forewarn.cli.output import bold, dim, state_text
 from forewarn.errors import Refused, Rejected
+from forewarn.times import time_text
 
 if TYPE_CHECKING:
     from forewarn.hypervisor.libvirt.connection import LibvirtHost
@@ -151,7 +152,7 @@ async def _print_changes(call: Invocation, found: ImportedFleet) -> None:
         async for change in driver.changes():
             if call.output.as_json:
                 call.output.print_json(
-                    {"at": time.time(), "host": change.host, "vm": change.vm, "change": change.kind.value}
+                    {"at": time_text(time.time()), "host": change.host, "vm": change.vm, "change": change.kind.value}
                 )
             else:
                 clock = clock_time(at := time.time(), at)

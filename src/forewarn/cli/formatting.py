@@ -10,12 +10,20 @@ from rich.text import Text
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text, without_control_characters
 from forewarn.duration import format_duration
+from forewarn.times import parse_time
 from forewarn.wording import first_names
 
+Instant = float | str  # POSIX seconds, or the text of a time in an answer
 
-def local_time(at: float) -> datetime:
-    """Return a time in seconds since 1970 as a datetime in this machine's time zone."""
-    return datetime.fromtimestamp(at).astimezone()
+
+def posix_seconds(at: Instant) -> float:
+    """Return a time in POSIX seconds."""
+    return parse_time(at) if isinstance(at, str) else at
+
+
+def local_time(at: Instant) -> datetime:
+    """Return a time as a datetime in this machine's time zone."""
+    return datetime.fromtimestamp(posix_seconds(at)).astimezone()
 
 
 def zone_name(at: datetime) -> str:
@@ -24,9 +32,9 @@ def zone_name(at: datetime) -> str:
     return f"UTC{name}" if name[0] in "+-" else name
 
 
-def clock_time(at: float, now: float, *, dated: bool = False) -> str:
+def clock_time(at: Instant, now: Instant, *, dated: bool = False) -> str:
     """Return the local time of day, `12:00:05 CET`, or `2026-03-01 12:00:05 CET` if its date is not today's."""
-    # Today is the date of `now`; both are seconds since 1970. `dated` always adds the date. Returns "never" if a time
+    # Today is the date of `now`. `dated` always adds the date. Returns "never" if a time
     # is out of range.
     try:
         shown, today = local_time(at), local_time(now).date()
@@ -36,7 +44,7 @@ def clock_time(at: float, now: float, *, dated: bool = False) -> str:
     return f"{day}{shown:%H:%M:%S} {zone_name(shown)}"
 
 
-def clock_times(ats: Iterable[float], now: float) -> list[str]:
+def clock_times(ats: Iterable[Instant], now: Instant) -> list[str]:
     """Return the local times of one column, `12:00:05 CET`, in the same order, all with or without a date."""
     # All get their date if one is not on the day of `now`. A time that is out of range becomes "never".
     listed = list(ats)
@@ -45,18 +53,18 @@ def clock_times(ats: Iterable[float], now: float) -> list[str]:
     return plain if alike else [clock_time(at, now, dated=True) for at in listed]
 
 
-def relative_time(at: float, now: float, *, units: int = 2) -> str:
+def relative_time(at: Instant, now: Instant, *, units: int = 2) -> str:
     """Return how far `at` is from `now`: `in 5m 3s`, `2h ago`, or `now` if less than 1 s."""
-    if abs(at - now) < 1:
+    left_s = posix_seconds(at) - posix_seconds(now)
+    if abs(left_s) < 1:
         return "now"
-    far = " ".join(format_duration(abs(at - now)).split()[:units])
-    return f"in {far}" if at > now else f"{far} ago"
+    far = " ".join(format_duration(abs(left_s)).split()[:units])
+    return f"in {far}" if left_s > 0 else f"{far} ago"
 
 
-def describe_time(at: float | None, now: float, *, units: int = 2) -> str:
+def describe_time(at: Instant | None, now: Instant, *, units: int = 2) -> str:
     """Return a time as `12:00:05 CET (in 5m)`: the local time, and how far it is; `-` for None."""
-    # The date is added if it is not the day of `now`. A past time has `(5m ago)`. `at` and `now` are seconds since
-    # 1970, by the same clock.
+    # The date is added if it is not the day of `now`. A past time has `(5m ago)`. Both are by the same clock.
     return "-" if at is None else f"{clock_time(at, now)} ({relative_time(at, now, units=units)})"
 
 
@@ -118,7 +126,7 @@ def status_text(event: JsonObject) -> Text:
 
 def event_time(event: JsonObject) -> float:
     """Return when an event ended, else started, else may start; `event` is the API's view of it."""
-    return float(event["over_at"] or event["started_at"] or event["not_before"])
+    return posix_seconds(event["over_at"] or event["started_at"] or event["not_before"])
 
 
 def waiting_reason(event: JsonObject, now: float) -> str:

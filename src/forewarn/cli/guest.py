@@ -17,6 +17,7 @@ from forewarn.cli.output import Cell, bold, dim, join_text, state_text
 from forewarn.client import Client, Received, ReceivedEvent, lists
 from forewarn.duration import format_duration
 from forewarn.errors import ForewarnError, NotFound, Rejected
+from forewarn.times import time_text
 
 _MIN_ID_PREFIX = 4
 _HEADERS = ("event", "kind", "status", "VMs", "not before", "impact", "description")
@@ -158,7 +159,7 @@ def _impact_text(duration_s: int | None) -> str:
 
 def _events_document(client: Client, received: Received, name: str | None) -> dict[str, Any]:
     listed = [_event_document(event, name) for event in received.events]
-    return {"name": name, "incarnation": received.incarnation, "now": client.date, "events": listed}
+    return {"name": name, "incarnation": received.incarnation, "now": time_text(client.date), "events": listed}
 
 
 def _event_document(event: ReceivedEvent, name: str | None) -> dict[str, Any]:
@@ -168,7 +169,7 @@ def _event_document(event: ReceivedEvent, name: str | None) -> dict[str, Any]:
         "kind": event.kind,
         "vms": list(event.resources),
         "hits_this_vm": None if name is None else lists(event, name),
-        "not_before": event.not_before,
+        "not_before": time_text(event.not_before),
         "description": event.description,
         "source": event.source,
         "duration_s": event.duration_s,

@@ -14,12 +14,13 @@ from rich.table import Table
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import vm_names
 from forewarn.cli.follow import Snapshot, follow
-from forewarn.cli.formatting import describe_time
+from forewarn.cli.formatting import describe_time, posix_seconds
 from forewarn.cli.invocation import Invocation, service_command
 from forewarn.cli.output import Cell, bold, join_text, state_text
 from forewarn.client.recording import EndpointRecording, RecordedResponse, decode_recording
 from forewarn.duration import format_duration
 from forewarn.errors import Rejected
+from forewarn.times import time_text
 
 _BAR_WIDTH = 40
 _HEADERS = ("replay", "VM", "state", "step", "loop", "shows", "until")
@@ -82,9 +83,9 @@ def _recording_body(recording: EndpointRecording) -> dict[str, Any]:
     return {
         "vm": recording.header.vm,
         "api_version": recording.header.api_version,
-        "started_at": recording.header.started_at,
+        "started_at": time_text(recording.header.started_at),
         "ended_s": end.at_s if end else None,
-        "ended_date": end.date if end else None,
+        "ended_date": time_text(end.date) if end else None,
         "answers": [_answer_body(answer) for answer in recording.answers],
     }
 
@@ -92,7 +93,7 @@ def _recording_body(recording: EndpointRecording) -> dict[str, Any]:
 def _answer_body(answer: RecordedResponse) -> dict[str, Any]:
     return {
         "at_s": answer.at_s,
-        "date": answer.date,
+        "date": time_text(answer.date),
         "status": answer.status,
         "content_type": answer.content_type,
         "retry_after": answer.retry_after,
@@ -129,7 +130,7 @@ def _wait_for_replay(call: Invocation, replay_id: str) -> int:
 def _progress_panel(call: Invocation, view: JsonObject) -> RenderableType:
     done, total = (view["loop"] - 1) * view["steps"] + view["step"], view["loops"] * view["steps"]
     grid = Table.grid(padding=(0, 2, 0, 0))
-    left = format_duration(view["ends_at"] - call.api.now())
+    left = format_duration(posix_seconds(view["ends_at"]) - call.api.now())
     grid.add_row(ProgressBar(total=total, completed=done, width=_BAR_WIDTH), f"step {done} of {total}, {left} left")
     return grid
 

@@ -20,6 +20,7 @@ from forewarn.cli.formatting import (
     event_row,
     failure_reasons,
     join_names,
+    posix_seconds,
     status_text,
     waiting_reason,
 )
@@ -63,7 +64,8 @@ def _print_preview(call: Invocation, view: JsonObject, title: Text) -> None:
     if listed:
         call.output.print_line()
         call.output.print_table(
-            ("batch", "kind", "VMs", "update domain", "published", "not before"), _preview_rows(listed, view["now"])
+            ("batch", "kind", "VMs", "update domain", "published", "not before"),
+            _preview_rows(listed, posix_seconds(view["now"])),
         )
     if len(listed) > _MAX_EVENTS_SHOWN:
         call.output.print_line(dim(f"and {len(listed) - _MAX_EVENTS_SHOWN} more events; --json shows all"))
@@ -71,7 +73,7 @@ def _print_preview(call: Invocation, view: JsonObject, title: Text) -> None:
 
 def _preview_rows(events: list[JsonObject], now: float) -> Iterator[list[Cell]]:
     for event in events[:_MAX_EVENTS_SHOWN]:
-        at = describe_time(event["published_at"], now) if event["published_at"] >= now + 1 else "at once"
+        at = describe_time(event["published_at"], now) if posix_seconds(event["published_at"]) >= now + 1 else "at once"
         yield [
             str(event["wave"]),
             str(event["kind"]),

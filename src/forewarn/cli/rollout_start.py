@@ -10,7 +10,7 @@ import click
 
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import host_names, scope_ids
-from forewarn.cli.formatting import count_noun, local_time, zone_name
+from forewarn.cli.formatting import Instant, count_noun, local_time, posix_seconds, zone_name
 from forewarn.cli.invocation import Invocation, duration, service_command
 from forewarn.cli.output import Cell, bold, dim, join_text
 from forewarn.cli.request import short_notice_option, wait_option
@@ -18,6 +18,7 @@ from forewarn.cli.request_output import preview_options
 from forewarn.cli.rollout import print_rollout, rollout, rollout_title, wait_for_rollout
 from forewarn.core.rollout_file import parse_deadline
 from forewarn.errors import Rejected
+from forewarn.times import time_text
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _MAX_NAMES_LENGTH = 24  # of the VMs of a wave, in the table
@@ -134,21 +135,20 @@ def _print_plan(call: Invocation, view: JsonObject) -> None:
     for sentence in sentences:
         call.output.print_labelled(join_text("  "), sentence)
     call.output.print_line()
+    now = posix_seconds(view["now"])
     columns = [("begins", "begins_at"), ("over", "over_at"), *([("settled", "settled_at")] if view["settle_s"] else [])]
-    zone = zone_name(local_time(view["now"]))
+    zone = zone_name(local_time(now))
     headers = ("wave", "name", "VMs", "times", *(f"{header} ({zone})" for header, _ in columns))
-    call.output.print_table(headers, _wave_rows(view, [key for _, key in columns]))
+    call.output.print_table(headers, _wave_rows(view, now, [key for _, key in columns]))
     if any(wave["latest"] for wave in view["waves"]):
         call.output.print_line(dim("Earliest: each event is approved at once. Latest: nobody approves."))
 
 
-def _wave_rows(view: JsonObject, keys: list[str]) -> Iterator[list[Cell]]:
+def _wave_rows(view: JsonObject, now: float, keys: list[str]) -> Iterator[list[Cell]]:
     """Yield one row per wave if its earliest and latest times read the same or are not known, else two."""
     for wave in view["waves"]:
         rows = [
-            (when, [_short_time(wave[when][key], view["now"]) for key in keys])
-            for when in ("earliest", "latest")
-            if wave[when]
+            (when, [_short_time(wave[when][key], now) for key in keys]) for when in ("earliest", "latest") if wave[when]
         ]
         if len(rows) == 2 and rows[0][1] == rows[1][1]:
             rows = [("both", rows[0][1])]
@@ -165,11 +165,11 @@ def _wave_vms(wave: JsonObject) -> str:
     return f"{wave['size']}: {names}" if len(names) <= _MAX_NAMES_LENGTH else count_noun(wave["size"], "VM")
 
 
-def _short_time(at: float | None, now: float) -> str:
+def _short_time(at: Instant | None, now: float) -> str:
     """Return `at once`, `20:04`, or on another day `Nov 21 01:10`, in local time; "" if it is not known."""
     if at is None:
         return ""
-    if at < now + 1:
+    if posix_seconds(at) < now + 1:
         return "at once"
     then, today = local_time(at), local_time(now)
     if then.date() == today.date():
@@ -197,8 +197,8 @@ def _body(call: Invocation, file: str | None, options: dict[str, Any]) -> dict[s
     return given
 
 
-def _deadline(call: Invocation, text: str) -> float:
-    return parse_deadline(text, call.api.now())
+def _deadline(call: Invocation, text: str) -> str:
+    return time_text(parse_deadline(text, call.api.now()))
 
 
 def read_rollout_text(file: str) -> str:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from forewarn.cli.api_client import JsonObject
-from forewarn.cli.formatting import clock_time, count_noun
+from forewarn.cli.formatting import clock_time, count_noun, posix_seconds
 from forewarn.cli.output import Output, bold, dim
 from forewarn.duration import duration_text
 
@@ -117,7 +117,8 @@ def _first_steps(endpoints: list[tuple[str, str]], vms: int) -> list[tuple[str, 
 
 
 def _clock_text(info: JsonObject) -> str:
-    now, speed, ahead_s = info["now"], info["speed"], info["now"] - time.time()
+    now, speed = posix_seconds(info["now"]), info["speed"]
+    ahead_s = now - time.time()
     differences = []
     if abs(ahead_s) >= _MIN_CLOCK_DIFFERENCE_S:
         where = "ahead of" if ahead_s > 0 else "behind"

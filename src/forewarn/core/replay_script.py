@@ -18,6 +18,7 @@ from forewarn.errors import Rejected
 from forewarn.protocol import document as wire
 from forewarn.protocol.codec import InvalidDocument, Received, ReceivedEvent, decode_document
 from forewarn.protocol.versions import ALL_VERSIONS, version_features
+from forewarn.times import Timestamp
 
 _MIN_LENGTH_S = 1.0  # so that clients can see every loop
 _DATE_PRECISION_S = 1.0  # a Date header has whole seconds
@@ -33,7 +34,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     at_s: Seconds  # since the start of the recording, by the recorder's clock
-    date: Seconds | None = None  # its Date header: POSIX time by the server's clock; None: it had none
+    date: Timestamp | None = None  # its Date header; None: it had none
     status: WholeNumber | None = None  # None: the connection broke
     content_type: HeaderText = ""  # header; "": it had none
     retry_after: HeaderText = ""  # header, likewise
@@ -45,9 +46,9 @@ class UploadedRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     vm: Name  # the name of the VM it was made in; "": not known
     api_version: Name  # of the recorded polls
-    started_at: Seconds  # POSIX time by the recorder's clock
+    started_at: Timestamp  # by the recorder's clock
     ended_s: Seconds | None = None  # the end, since the start; None: it ends with its last answer
-    ended_date: Seconds | None = None  # the end as POSIX time by the server's clock; None: not known
+    ended_date: Timestamp | None = None  # the end by the server's clock; None: not known
     answers: Annotated[tuple[RecordedAnswer, ...], Meta(min_length=1, max_length=100_000)]  # in the order they came
 
 

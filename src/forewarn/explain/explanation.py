@@ -29,6 +29,7 @@ from forewarn.explain.phrases import (
 )
 from forewarn.explain.polling import SILENCE_LIMIT_S
 from forewarn.explain.vm_state import VmState, vm_state
+from forewarn.times import Timestamp, timestamp
 
 _CLOCK_DIFFERENCE_S = 60.0  # from here on, a text says whether it means real time or lab time
 _MAX_LISTED_VMS = 8  # deliveries to more VMs are counted instead of listed
@@ -38,7 +39,7 @@ _COPIED_ENTRY_KINDS = frozenset({EntryKind.SKIPPED, EntryKind.RETRIED})  # the e
 class ExplanationLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a timeline: when, what happened, and a detail. The texts do not repeat the time `at`."""
 
-    at: float  # lab time in POSIX seconds
+    at: Timestamp  # lab time in POSIX seconds
     text: str  # what happened, as a clause without a full stop
     detail: str = ""  # more about it; "": nothing
 
@@ -122,7 +123,7 @@ def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explan
     newest = sorted(events, key=lambda event: (event.published_at, event.seq), reverse=True)
     lines = [_event_summary_line(event, vm, facts) for event in newest]
     unannounced = [entry for entry in facts.entries if entry.what is EntryKind.UNANNOUNCED and entry.vm == vm.name]
-    lines += [ExplanationLine(at=entry.at, text=entry.text) for entry in reversed(unannounced)]
+    lines += [ExplanationLine(at=timestamp(entry.at), text=entry.text) for entry in reversed(unannounced)]
     live = [event for event in newest if event.is_live]
     return Explanation(
         title=f"{vm.name}, {_scope_phrase(vm, facts.title)}",
@@ -154,7 +155,7 @@ def _request_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]
         text = f"{requested}; it started without notice"
     else:
         text = f"{requested}; scheduled with {promised_notice(event)} of notice"
-    yield ExplanationLine(at=event.published_at, text=text, detail=event.note)
+    yield ExplanationLine(at=timestamp(event.published_at), text=text, detail=event.note)
 
 
 def _delivery_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]:
@@ -163,9 +164,13 @@ def _delivery_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine
         for delivery in matching[:_MAX_LISTED_VMS]:
             name = vm_name(delivery.vm, facts.names)
             detail = f"api-version {delivery.version}, incarnation {delivery.incarnation}"
-            yield ExplanationLine(at=delivery.at, text=f"delivered to {name} as {status.title()}", detail=detail)
+            yield ExplanationLine(
+                at=timestamp(delivery.at), text=f"delivered to {name} as {status.title()}", detail=detail
+            )
         if rest := matching[_MAX_LISTED_VMS:]:
-            yield ExplanationLine(at=rest[-1].at, text=f"by now delivered to {len(rest)} more VMs as {status.title()}")
+            yield ExplanationLine(
+                at=timestamp(rest[-1].at), text=f"by now delivered to {len(rest)} more VMs as {status.title()}"
+            )
 
 
 def _is_delivery_of(delivery: EventDelivery, event: Event, status: EventState) -> bool:
@@ -176,15 +181,15 @@ def _lifecycle_lines(event: Event) -> Iterator[ExplanationLine]:
     if event.approved_at is not None and event.approved_by != "policy":
         early = duration_text(event.not_before - event.approved_at)
         yield ExplanationLine(
-            at=event.approved_at, text=f"{event.approved_by} approved it, {early} before its notice ended"
+            at=timestamp(event.approved_at), text=f"{event.approved_by} approved it, {early} before its notice ended"
         )
     if event.started_at is not None and not started_without_notice(event):
-        yield ExplanationLine(at=event.started_at, text=f"it started: {_start_reason(event)}")
+        yield ExplanationLine(at=timestamp(event.started_at), text=f"it started: {_start_reason(event)}")
     for act in event.acts:
         if act.outcome is not None:
             yield _outcome_line(event, act)
     if event.over_at is not None:
-        yield ExplanationLine(at=event.over_at, text=f"it ended: {ending_text(event)}")
+        yield ExplanationLine(at=timestamp(event.over_at), text=f"it ended: {ending_text(event)}")
 
 
 def _start_reason(event: Event) -> str:
@@ -204,7 +209,7 @@ def _outcome_line(event: Event, act: Act) -> ExplanationLine:
     moved = f" from {act.from_host} to {act.to_host}" if act.to_host and act.from_host else ""
     result = "was performed" if act.outcome.ok else "failed"
     text = f"{verb_noun(act.verb)} of {act.name}{moved} {result}, {took} after the start"
-    return ExplanationLine(at=act.outcome.at, text=text, detail=act.outcome.note)
+    return ExplanationLine(at=timestamp(act.outcome.at), text=text, detail=act.outcome.note)
 
 
 def _history_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]:
@@ -215,7 +220,7 @@ def _history_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]
             event.host,
         )
         if about_host or (entry.what in _COPIED_ENTRY_KINDS and entry.event_id == event.id):
-            yield ExplanationLine(at=entry.at, text=entry.text)
+            yield ExplanationLine(at=timestamp(entry.at), text=entry.text)
 
 
 def _service_restart_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]:
@@ -231,11 +236,12 @@ def _service_restart_lines(event: Event, facts: ScopeFacts) -> Iterator[Explanat
             continue
         if before is not None and before.text.startswith(SERVICE_STOPPED):
             yield ExplanationLine(
-                at=entry.at, text=f"the service started again, {duration_text(entry.at - before.at)} after it stopped"
+                at=timestamp(entry.at),
+                text=f"the service started again, {duration_text(entry.at - before.at)} after it stopped",
             )
         else:
             yield ExplanationLine(
-                at=entry.at, text="the service started again after a crash", detail=_LOST_DELIVERIES_TEXT
+                at=timestamp(entry.at), text="the service started again after a crash", detail=_LOST_DELIVERIES_TEXT
             )
 
 
@@ -371,7 +377,9 @@ def _event_summary_line(event: Event, vm: Vm, facts: ScopeFacts) -> ExplanationL
     text = f"{event_kind_text(event)}, requested by {event.who} ({event.cause}): {state}"
     if rollout := facts.rollouts.get(event.request_id):
         sentences.append(f"part of {rollout}")
-    return ExplanationLine(at=event.published_at, text=text, detail="; ".join((*sentences, f"event {event.id}")))
+    return ExplanationLine(
+        at=timestamp(event.published_at), text=text, detail="; ".join((*sentences, f"event {event.id}"))
+    )
 
 
 def _delivery_phrases(event: Event, vm: Vm, facts: ScopeFacts) -> Iterator[str]:

@@ -8,7 +8,6 @@ or a cloud service.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -21,6 +20,7 @@ from forewarn.core.resource_ids import is_within_resource, scope_resource_id, vm
 from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
 from forewarn.protocol.dates import http_date
 from forewarn.protocol.versions import NEWEST_VERSION, event_fields, version_lists_kind
+from forewarn.times import time_text
 
 EVENT_TYPE = "Microsoft.ResourceNotifications.MaintenanceResources.ScheduledEventEmitted"  # of Event Grid
 
@@ -144,7 +144,7 @@ def _event_grid_event(message: NotificationMessage) -> dict[str, Any]:
         "eventType": message.type,
         "dataVersion": message.data_version,
         "metadataVersion": "1",
-        "eventTime": _iso_time(message.at),
+        "eventTime": time_text(message.at),
     }
 
 
@@ -155,7 +155,7 @@ def _cloud_event(message: NotificationMessage) -> dict[str, Any]:
         "source": message.source,
         "type": message.type,
         "subject": message.subject,
-        "time": _iso_time(message.at),
+        "time": time_text(message.at),
         "datacontenttype": "application/json",
         "data": message.data,
     }
@@ -190,7 +190,3 @@ def _event_properties(notification: EventNotification) -> dict[str, Any]:
     }
     listed = (*event_fields(notification.version), "ScheduledEventApiVersion")
     return {name: value for name, value in properties.items() if name in listed}
-
-
-def _iso_time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

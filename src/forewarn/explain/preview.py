@@ -15,6 +15,7 @@ from forewarn.core.event import Event
 from forewarn.core.request import PlannedEvent
 from forewarn.duration import duration_text
 from forewarn.explain.rollout_plan import PlannedWave
+from forewarn.times import Timestamp, timestamp
 from forewarn.wording import first_names
 
 _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
@@ -33,10 +34,10 @@ class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
     update_domain: int  # of its VMs, from 0
     listed: bool  # False: performed at once, and no document shows it
     note: str  # why it has no notice, or less or more than usual; may be ""
-    published_at: float  # when it would be published
-    not_before: float  # when it could start without an approval
-    starts_at: float | None = None  # None: never, or after the end of the preview
-    over_at: float | None = None  # None: after the end of the preview
+    published_at: Timestamp  # when it would be published
+    not_before: Timestamp  # when it could start without an approval
+    starts_at: Timestamp | None = None  # None: never, or after the end of the preview
+    over_at: Timestamp | None = None  # None: after the end of the preview
     ending: str | None = None  # a value of Ending: how it would end; None: after the end of the preview
     reason: str = ""  # why it would fail or be withdrawn
     replaces: tuple[str, ...] = ()  # ids of pending events that it would replace
@@ -47,10 +48,10 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 
     # It assumes that nobody approves, that every act takes its usual time, and that no other request comes in between.
 
-    now: float  # lab time of the preview
+    now: Timestamp  # lab time of the preview
     events: tuple[PreviewedEvent, ...]  # in order of publication
     vms: int  # how many VMs the request is about, each counted once
-    over_at: float | None  # when its last event would be over, in lab time; None: after the end of the preview
+    over_at: Timestamp | None  # when its last event would be over, in lab time; None: after the end of the preview
     is_cut: bool  # the preview does not reach the end: more events may follow than are listed here
     sentences: tuple[str, ...]  # the summary for people
     rollout_waves: tuple[PlannedWave, ...] = ()  # of a rollout: its waves, with latest times; () for other requests
@@ -84,13 +85,27 @@ def _preview(
         *_loss_sentences(events),
     )
     return Preview(
-        now=now, events=events, vms=vms, over_at=over_at, is_cut=not is_over, sentences=sentences, confirm=confirm
+        now=timestamp(now),
+        events=events,
+        vms=vms,
+        over_at=timestamp(over_at),
+        is_cut=not is_over,
+        sentences=sentences,
+        confirm=confirm,
     )
 
 
 def preview_to_confirm(now: float, *sentences: str) -> Preview:
     """Return the preview of a change without events, which a person confirms first."""
-    return Preview(now=now, events=(), vms=0, over_at=now, is_cut=False, sentences=sentences, confirm=sentences)
+    return Preview(
+        now=timestamp(now),
+        events=(),
+        vms=0,
+        over_at=timestamp(now),
+        is_cut=False,
+        sentences=sentences,
+        confirm=sentences,
+    )
 
 
 def _from_event(event: Event, wave: int) -> PreviewedEvent:
@@ -105,10 +120,10 @@ def _from_event(event: Event, wave: int) -> PreviewedEvent:
         update_domain=event.update_domain,
         listed=event.listed,
         note=event.note,
-        published_at=event.published_at,
-        not_before=event.not_before,
-        starts_at=event.started_at,
-        over_at=event.over_at,
+        published_at=timestamp(event.published_at),
+        not_before=timestamp(event.not_before),
+        starts_at=timestamp(event.started_at),
+        over_at=timestamp(event.over_at),
         ending=event.ending,
         reason=event.reason,
         replaces=event.replaces,
@@ -128,8 +143,8 @@ def _from_planned(item: PlannedEvent, now: float) -> PreviewedEvent:
         update_domain=item.update_domain,
         listed=True,
         note="",
-        published_at=now,
-        not_before=float(math.ceil(now + item.notice_s)),
+        published_at=timestamp(now),
+        not_before=timestamp(float(math.ceil(now + item.notice_s))),
     )
 
 

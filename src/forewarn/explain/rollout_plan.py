@@ -24,6 +24,7 @@ from forewarn.core.rollout import handled_vms, host_units, needs_gate
 from forewarn.core.waves import WaveStep, rollout_target_text, wave_phase, wave_specs, waves_to_come
 from forewarn.core.windows import MaintenanceCalendar, calendar_text, next_start
 from forewarn.duration import duration_text
+from forewarn.times import Timestamp, timestamp
 from forewarn.wording import first_names
 
 MAX_PLANNED_NAMES = 1000  # VM names of one wave that a plan lists
@@ -32,10 +33,10 @@ MAX_PLANNED_NAMES = 1000  # VM names of one wave that a plan lists
 class WaveTimes(msgspec.Struct, frozen=True, kw_only=True):
     """When a wave of a rollout begins, ends and has settled, in POSIX seconds of lab time."""
 
-    begins_at: float  # its first event is published
-    starts_at: float | None  # its first event starts; None: none does
-    over_at: float | None  # its last event is over; None: not within the plan
-    settled_at: float | None  # the settling time after that has passed; None: not within the plan
+    begins_at: Timestamp  # its first event is published
+    starts_at: Timestamp | None  # its first event starts; None: none does
+    over_at: Timestamp | None  # its last event is over; None: not within the plan
+    settled_at: Timestamp | None  # the settling time after that has passed; None: not within the plan
 
 
 class PlannedWave(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +47,7 @@ class PlannedWave(msgspec.Struct, frozen=True, kw_only=True):
     size: int  # how many VMs it has; 0: it is passed over
     vms: tuple[str, ...]  # their names, at most 1,000, by update domain
     update_domains: int  # how many, in the scope with the most of them: they follow one another
-    starts: tuple[float, ...]  # lab times at which its events start if nobody approves, each once, ascending
+    starts: tuple[Timestamp, ...]  # lab times at which its events start if nobody approves, each once, ascending
     earliest: WaveTimes | None = None  # if each event is approved at once; None: not simulated, or it got no event
     latest: WaveTimes | None = None  # if nobody approves; None: not simulated, or it got no event
     without_handler: tuple[str, ...] = ()  # names of its VMs that do not poll for events, at most 1,000
@@ -59,7 +60,7 @@ class ForecastWave(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # waiting (not begun), now, settling or done
     size: int  # VMs that it has or will have
     times: WaveTimes | None = None  # None: it has no VMs, or they cannot be known
-    starts: tuple[float, ...] = ()  # lab times at which its events have started or will, each once, ascending
+    starts: tuple[Timestamp, ...] = ()  # lab times at which its events have started or will, each once, ascending
 
 
 class RolloutForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     # The earliest times assume that each event is approved when it is published, the latest that nobody approves.
 
-    now: float  # lab time of the plan
+    now: Timestamp  # lab time of the plan
     target: str  # what it covers, for people
     impact: str  # update, migrate or reboot
     notice_s: float  # the notice of its events, in seconds of lab time
@@ -83,8 +84,8 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     windows: str  # when its events may start without an approval, for people; "": at any time
     vms: int  # how many VMs it covers
     waves: tuple[PlannedWave, ...]  # in order, also empty ones
-    over_earliest: float | None  # when the last wave has settled; None: not simulated to the end
-    over_latest: float | None  # the same if nobody approves; None: not simulated to the end
+    over_earliest: Timestamp | None  # when the last wave has settled; None: not simulated to the end
+    over_latest: Timestamp | None  # the same if nobody approves; None: not simulated to the end
     is_cut: bool  # no simulation reached the end: times of later waves are missing, or estimated
     never_started: int  # VMs that would get no event before it ends, from any rollout; 0 if the plan is cut
     without_handler: int  # how many of its VMs do not poll for events
@@ -141,7 +142,7 @@ def make_rollout_plan(
     over_earliest, over_latest = (_end_of(run, rollout, now) for run in (earliest, latest))
     silent = sum(vm.key in without_handler for wave in divided for vm in wave)
     plan = RolloutPlan(
-        now=now,
+        now=timestamp(now),
         target=rollout_target_text(rollout),
         impact=rollout.impact,
         notice_s=notice_s,
@@ -149,8 +150,8 @@ def make_rollout_plan(
         windows=calendar_text(rollout.calendar) if rollout.calendar else "",
         vms=vms,
         waves=waves,
-        over_earliest=over_earliest,
-        over_latest=forecast.ends_at if forecast is not None else over_latest,
+        over_earliest=timestamp(over_earliest),
+        over_latest=timestamp(forecast.ends_at if forecast is not None else over_latest),
         is_cut=not reached,
         is_estimated=forecast is not None,
         never_started=never,
@@ -293,7 +294,7 @@ class _Work:
         self._rollout, self._pace, self._budgets = rollout, pace, budgets
         self._domains: dict[str, tuple[int, float, float]] = {}  # scope → its last update domain, begin and end
         self._places: defaultdict[BudgetGroup, list[float]] = defaultdict(list)  # when each place is free, ascending
-        self._starts: set[float] = set()
+        self._starts: set[Timestamp] = set()
         self._ends: list[float] = []
         self.can_end = True
         self.is_live = False
@@ -376,17 +377,17 @@ class _Work:
 
     def _note(self, start: float | None, end: float | None) -> None:
         if start is not None:
-            self._starts.add(start)
+            self._starts.add(timestamp(start))
         if end is not None:
             self._ends.append(end)
 
     def forecast(self, wave: int, state: str, size: int, begins_at: float) -> ForecastWave:
         over_at = max(self._ends) if self._ends and self.can_end else None
         times = WaveTimes(
-            begins_at=begins_at,
+            begins_at=timestamp(begins_at),
             starts_at=min(self._starts, default=None),
-            over_at=over_at,
-            settled_at=over_at + self._rollout.settle_s if over_at is not None else None,
+            over_at=timestamp(over_at),
+            settled_at=timestamp(over_at + self._rollout.settle_s if over_at is not None else None),
         )
         return ForecastWave(wave=wave, state=state, size=size, times=times, starts=tuple(sorted(self._starts)))
 
@@ -425,7 +426,7 @@ def _planned_wave(
         size=len(members),
         vms=tuple(vm.name for vm in ordered[:MAX_PLANNED_NAMES]),
         update_domains=max(map(len, domains.values()), default=0),
-        starts=tuple(sorted({event.started_at for event in runs[1] if event.started_at is not None})),
+        starts=tuple(sorted({timestamp(event.started_at) for event in runs[1] if event.started_at is not None})),
         earliest=_wave_times(runs[0], rollout.settle_s),
         latest=_wave_times(runs[1], rollout.settle_s),
         without_handler=tuple(vm.name for vm in ordered if vm.key in without_handler)[:MAX_PLANNED_NAMES],
@@ -445,10 +446,10 @@ def _wave_times(events: Sequence[Event], settle_s: float) -> WaveTimes | None:
     is_over = not any(event.is_live for event in events)
     over_at = max((event.over_at for event in events if event.over_at is not None), default=None) if is_over else None
     return WaveTimes(
-        begins_at=min(event.published_at for event in events),
-        starts_at=min(starts, default=None),
-        over_at=over_at,
-        settled_at=over_at + settle_s if over_at is not None else None,
+        begins_at=timestamp(min(event.published_at for event in events)),
+        starts_at=timestamp(min(starts, default=None)),
+        over_at=timestamp(over_at),
+        settled_at=timestamp(over_at + settle_s if over_at is not None else None),
     )
 
 

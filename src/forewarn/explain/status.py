@@ -20,6 +20,7 @@ from forewarn.explain.explanation import (
     describe_polling,
 )
 from forewarn.explain.phrases import ending_text, event_kind_text, join_names
+from forewarn.times import timestamp
 
 _HEALTH_TEXT = {
     HostHealth.HEALTHY: "is healthy",
@@ -74,7 +75,7 @@ def host_explanation(
     is_unreachable: bool = False,
 ) -> Explanation:
     """Explain a host: what happened, oldest first, its health, the VMs on it (`vms`), what is pending."""
-    lines = (*(ExplanationLine(at=entry.at, text=entry.text) for entry in entries), *_event_lines(events))
+    lines = (*(ExplanationLine(at=timestamp(entry.at), text=entry.text) for entry in entries), *_event_lines(events))
     names = [vm.name for vm in vms]
     where = f"{host.location}, zone {host.zone}" if host.zone else host.location
     return Explanation(
@@ -164,12 +165,12 @@ def _event_lines(events: Sequence[EventWithFacts]) -> tuple[ExplanationLine, ...
 def _event_line(event: Event) -> ExplanationLine:
     state = ending_text(event) if event.ending is not None else f"{event.status}"
     text = f"{event_kind_text(event)} of {join_names(event.vms)}, requested by {event.who} ({event.cause}): {state}"
-    return ExplanationLine(at=event.published_at, text=text, detail=f"event {event.id}")
+    return ExplanationLine(at=timestamp(event.published_at), text=text, detail=f"event {event.id}")
 
 
 def _request_lines(entries: Iterable[HistoryEntry]) -> Iterator[ExplanationLine]:
     return (
-        ExplanationLine(at=entry.at, text=entry.text)
+        ExplanationLine(at=timestamp(entry.at), text=entry.text)
         for entry in entries
         if entry.what in _REQUEST_ENTRY_KINDS and not entry.event_id
     )

@@ -20,6 +20,7 @@ from forewarn.portal.confirmation_warnings import confirmation_warnings
 from forewarn.portal.context import PortalContext
 from forewarn.portal.form_definition import Form, FormValues
 from forewarn.portal.wave_diagram import WaveDiagram, diagram_of_plan
+from forewarn.times import timestamp
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.wording import first_names
@@ -155,7 +156,9 @@ async def _preview(context: PortalContext, form: Form, call: HandlerCall) -> Pre
 
 def _preview_without_events(context: PortalContext, sentences: Iterable[str]) -> Preview:
     now = context.now()
-    return Preview(now=now, events=(), vms=0, over_at=now, is_cut=False, sentences=tuple(sentences))
+    return Preview(
+        now=timestamp(now), events=(), vms=0, over_at=timestamp(now), is_cut=False, sentences=tuple(sentences)
+    )
 
 
 def _summary(preview: Preview) -> str:

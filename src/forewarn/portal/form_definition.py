@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +18,7 @@ from forewarn.duration import parse_duration
 from forewarn.errors import Rejected, Remedy
 from forewarn.portal.context import PORTAL_PREFIX
 from forewarn.portal.form_previews import PreviewSentences
+from forewarn.times import Timestamp, parse_time, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.routing import ApiRoute, ApiRouteTable
 
@@ -38,7 +38,7 @@ class FieldKind(StrEnum):
     SCOPE = "scope"  # its name or id
     ID = "thing"  # of an event, a rollout or a replay
     DURATION = "duration"  # such as 15m; parsed to seconds
-    INSTANT = "instant"  # ISO 8601, UTC without an offset; parsed to POSIX seconds
+    INSTANT = "instant"  # ISO 8601, UTC without an offset; parsed to a Timestamp
     NUMBER = "number"  # parsed to an int if it is whole, else to a float
     CHECK = "check"  # parsed to True, or None if it is not checked
     CHOICE = "choice"  # one of the field's `choices`
@@ -88,14 +88,13 @@ def _parse_duration(field: FormField, texts: Sequence[str]) -> float | None:
         raise Rejected(str(error)) from None
 
 
-def _parse_instant(field: FormField, texts: Sequence[str]) -> float | None:
+def _parse_instant(field: FormField, texts: Sequence[str]) -> Timestamp | None:
     if not texts:
         return None
     try:
-        when = datetime.fromisoformat(texts[-1])
-    except ValueError:
-        raise Rejected(f"{texts[-1]!r} is not a time: write it like 2026-01-05T12:30") from None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        return timestamp(parse_time(texts[-1]))
+    except ValueError as error:
+        raise Rejected(str(error)) from None
 
 
 def _parse_number(field: FormField, texts: Sequence[str]) -> float | int | None:

@@ -27,6 +27,7 @@ from forewarn.portal.context import PORTAL_PREFIX, CurrentSession, PageAuthentic
 from forewarn.portal.form_catalog import FORMS
 from forewarn.portal.form_definition import FREE_TEXT_SUFFIX, FieldKind, Form, FormField, FormValues
 from forewarn.portal.rendering import page_response, run_page_request
+from forewarn.times import encode_time
 from forewarn.web.directory import IndexedVm
 from forewarn.web.errors import status_and_message
 from forewarn.web.pipeline import authorize_and_parse, run_route
@@ -337,7 +338,7 @@ class _FormRequest:
         form = self._form
         names = {f.path_parameter: _require_value(f.label, f.parse(values)) for f in form.fields if f.path_parameter}
         body = {**form.fixed_body, **_body_members(form, values), **form.extra_body(self._context, values)}
-        return HandlerCall(path_params=names, body=msgspec.json.encode(body))
+        return HandlerCall(path_params=names, body=msgspec.json.encode(body, enc_hook=encode_time))
 
     @property
     def _principal_id(self) -> str:

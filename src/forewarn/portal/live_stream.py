@@ -25,6 +25,7 @@ from forewarn.portal.live_changes import ChangeBatch
 from forewarn.portal.live_updates import LiveSubscriber, LiveUpdateHub, PendingUpdates
 from forewarn.portal.polling_monitor import ChangedScopes
 from forewarn.portal.rendering import render_hold
+from forewarn.times import encode_time, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.errors import RETRY_AFTER_BY_STATUS, status_and_message
 from forewarn.web.remedies import Surface
@@ -92,12 +93,12 @@ class _LiveMessageEncoder:
         if scopes is not None and not scopes:
             return b""
         return _json_message(
-            "asking", {"now": self._context.now(), "scopes": None if scopes is None else sorted(scopes)}
+            "asking", {"now": timestamp(self._context.now()), "scopes": None if scopes is None else sorted(scopes)}
         )
 
     def _clock_message(self) -> bytes:
         now, speed, lab = self._context.control.lab_clock.status()
-        return _json_message("clock", {"now": now, "speed": speed, "lab": lab})
+        return _json_message("clock", {"now": timestamp(now), "speed": speed, "lab": lab})
 
     def _counts_message(self) -> bytes:
         return _sse_message("counts", self._hub.counts_json(self._context.directory))
@@ -110,7 +111,7 @@ class _LiveMessageEncoder:
 
 
 def _json_message(event: str, data: Any, *, seq: int | None = None) -> bytes:
-    return _sse_message(event, msgspec.json.encode(data), seq=seq)
+    return _sse_message(event, msgspec.json.encode(data, enc_hook=encode_time), seq=seq)
 
 
 def _sse_message(event: str, data: bytes, *, seq: int | None = None) -> bytes:

@@ -55,6 +55,7 @@ from forewarn.portal.live_updates import LiveUpdateHub
 from forewarn.portal.palette import palette_routes
 from forewarn.portal.rendering import page_response, run_page_request
 from forewarn.portal.states import state_stylesheet
+from forewarn.times import encode_time
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
 from forewarn.web.pipeline import authorize_and_parse
@@ -252,7 +253,7 @@ def _not_found_endpoint(authenticate: PageAuthenticator) -> Any:
 async def _export_response(view: Any, route: PageRoute, export_format: str) -> Response:
     match export_format:
         case "json":
-            body, media = msgspec.json.encode(view), "application/json"
+            body, media = msgspec.json.encode(view, enc_hook=encode_time), "application/json"
         case "csv" if isinstance(view, CsvExportable):
             body, media = await asyncio.to_thread(encode_csv, view), "text/csv; charset=utf-8"
         case "svg" if isinstance(view, SvgExportable):

@@ -22,6 +22,7 @@ from forewarn.service.doctor import hypervisor_checks, run_checks, worker_checks
 from forewarn.service.maintenance_jobs import record_fault_effects, write_observation_batches
 from forewarn.service.settings import Settings, SocketOwner
 from forewarn.service.web_server import OperatorServer
+from forewarn.times import timestamp
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.sign_in_links import sign_in_link_identity
 from forewarn.workers.publisher import MetadataPublisher, PublisherConfig
@@ -73,8 +74,8 @@ class Service:
             "version": __version__,
             "pid": os.getpid(),
             "data": self.settings.data,
-            "started_at": self.started_at,
-            "now": now,
+            "started_at": timestamp(self.started_at),
+            "now": timestamp(now),
             "lab": lab,
             "speed": speed,
             "enablement": self.settings.enablement,

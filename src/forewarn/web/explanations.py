@@ -37,6 +37,7 @@ from forewarn.explain.status import (
     scope_explanation,
 )
 from forewarn.store.interface import LastPoll
+from forewarn.times import timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.lab_views import fault_remaining_s, refresh_faults
 from forewarn.web.polling_report import silent_seconds
@@ -246,7 +247,10 @@ async def _with_fault_lines(context: RequestContext, vm: Vm, explanation: Explan
     entries = sorted(_fault_entries(context, vm), key=lambda entry: entry.seq)[-_MAX_FAULT_LINES:]
     if not now and not entries:
         return explanation
-    lines = [*explanation.lines, *(ExplanationLine(at=entry.at, text=entry.text) for entry in reversed(entries))]
+    lines = [
+        *explanation.lines,
+        *(ExplanationLine(at=timestamp(entry.at), text=entry.text) for entry in reversed(entries)),
+    ]
     return replace(explanation, lines=tuple(sorted(lines, key=lambda line: -line.at)), now=(*explanation.now, *now))
 
 

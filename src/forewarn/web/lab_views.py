@@ -8,6 +8,7 @@ from forewarn.core.faults import FAULT_DEFINITIONS, Fault, FaultCategory, FaultD
 from forewarn.core.replay import describe_step
 from forewarn.core.request import MaintenanceRequest
 from forewarn.errors import Unavailable
+from forewarn.times import timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.fault_views import FaultKindView, FaultParameterView, FaultsView, FaultView, StormFaultView, StormView
 from forewarn.web.views import ReplayView
@@ -50,13 +51,13 @@ def fault_view(context: RequestContext, fault: Fault) -> FaultView:
         vm=fault.vm_name,
         scope=fault.scope_id,
         who=fault.who,
-        set_at=fault.set_at,
+        set_at=timestamp(fault.set_at),
         parameters={name: fault.parameter(name) for name in row.parameters},
         count=fault.count,
         left=fault.remaining,
         left_s=fault_remaining_s(context, fault),
         touched=fault.touched,
-        touched_at=fault.touched_at,
+        touched_at=timestamp(fault.touched_at),
         events=() if row.category is FaultCategory.TRANSPORT else _touched_events(context, fault),
         seen=row.symptom,
     )
@@ -93,7 +94,12 @@ def storm_view(context: RequestContext, storm: FaultStorm) -> StormView:
         for number, planned in enumerate(storm.gusts)
     ]
     return StormView(
-        id=storm.id, seed=storm.seed, who=storm.who, set_at=storm.set_at, for_s=storm.for_s, gusts=tuple(faults)
+        id=storm.id,
+        seed=storm.seed,
+        who=storm.who,
+        set_at=timestamp(storm.set_at),
+        for_s=storm.for_s,
+        gusts=tuple(faults),
     )
 
 
@@ -122,16 +128,16 @@ def replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayV
         vm=replay.name,
         scope=replay.scope_id,
         who=request.who,
-        at=request.at,
+        at=timestamp(request.at),
         speed=replay.speed,
         loops=replay.loops,
         loop=replay.loop + 1,
         step=replay.done,
         steps=replay.steps,
         shows=describe_step(step) if step else "",
-        begun_at=replay.begun_at,
-        ends_at=replay.ends_at,
+        begun_at=timestamp(replay.begun_at),
+        ends_at=timestamp(replay.ends_at),
         ended=replay.ended,
-        ended_at=replay.ended_at,
+        ended_at=timestamp(replay.ended_at),
         reason=replay.reason,
     )

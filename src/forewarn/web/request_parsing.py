@@ -18,6 +18,7 @@ from starlette.requests import Request
 from forewarn.core.limits import DurationSeconds, Name, NonEmptyText, Number
 from forewarn.core.request import RequestKey
 from forewarn.errors import Rejected
+from forewarn.times import decode_time
 from forewarn.wording import did_you_mean
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -141,7 +142,7 @@ class HandlerCall:
     def parse_body(self, body_type: type[T]) -> T:
         """Decode the JSON body into this struct and return it; an empty body counts as {}."""
         try:
-            return msgspec.json.decode(self.body or b"{}", type=body_type)
+            return msgspec.json.decode(self.body or b"{}", type=body_type, dec_hook=decode_time)
         except msgspec.ValidationError as error:
             raise Rejected(f"the body is not valid: {_validation_message(error, body_type)}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -185,7 +186,7 @@ class InvalidValue(Rejected):
 def convert_values(values: Mapping[str, object], wanted: type[T]) -> T:
     """Return this struct with values that were not read from a JSON body, within the limits of its fields."""
     try:
-        return msgspec.convert(values, type=wanted)
+        return msgspec.convert(values, type=wanted, dec_hook=decode_time)
     except msgspec.ValidationError as error:
         where, what = split_validation_error(error)
         field = re.split(r"[\[.]", where)[0]

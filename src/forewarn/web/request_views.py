@@ -17,6 +17,7 @@ from forewarn.core.scope import scope_title, scope_title_from_id
 from forewarn.core.waves import rollout_target_text, settles_until, settling_text, wave_specs
 from forewarn.core.windows import calendar_text
 from forewarn.explain.rollout_plan import RolloutForecast
+from forewarn.times import timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.rollout_views import RolloutView
 from forewarn.web.view_builder import ViewBuilder, request_view
@@ -180,7 +181,7 @@ def rollout_fields_from_snapshot(
         "why": rollout.why,
         "closed": rollout.closed,
         "who": request.who,
-        "at": request.at,
+        "at": timestamp(request.at),
         "notice_s": request.notice_s,
         "max_failures": rollout.max_failures,
         "hold": "" if rollout.closed else context.control.transactions.hold_reason,
@@ -190,8 +191,8 @@ def rollout_fields_from_snapshot(
         "wave_vms": tuple(sizes.get(index, 0) for index in range(len(wave_specs(rollout)))) if sizes else (),
         "wave": rollout.wave + 1,
         "settle_s": rollout.settle_s,
-        "settles_until": settles_until(rollout, context.now()),
-        "ends_at": forecast.ends_at if forecast is not None else None,
+        "settles_until": timestamp(settles_until(rollout, context.now())),
+        "ends_at": timestamp(forecast.ends_at) if forecast is not None else None,
         "is_at_pace": forecast is not None and forecast.ends_at is not None and forecast.is_measured,
         "waits_for": rollout_waits(context, request, snapshot),
         "next_update_domains": () if snapshot is None else next_update_domains(context, request, snapshot),

@@ -9,6 +9,7 @@ from forewarn.core.request import RolloutImpact
 from forewarn.core.standing_order import StandingOrder, due_at, late_at
 from forewarn.core.windows import calendar_text, make_calendar
 from forewarn.errors import Rejected
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import StrictBody
 from forewarn.web.views import BaseView
@@ -58,8 +59,10 @@ class HostVisitView(BaseView, frozen=True, kw_only=True):
 
     host: str  # its name
     state: str  # late, under way, due, failed or visited
-    visited_at: float | None  # when the last visit with the order's impact that succeeded ended; None: there was none
-    due_at: float  # when it is to be visited next
+    visited_at: (
+        Timestamp | None
+    )  # when the last visit with the order's impact that succeeded ended; None: there was none
+    due_at: Timestamp  # when it is to be visited next
     rollout: str  # the id of the visit under way, also of a paused one; "": none is
     problem: str  # why the last visit did not succeed; "": it did, is under way, or there was none
 
@@ -74,7 +77,7 @@ class StandingOrderView(BaseView, frozen=True, kw_only=True):
     windows: str = ""  # when its events may start without an approval, for people; "": at any time
     at_once: int = 0  # how many hosts are visited at a time
     who: str = ""  # the name of who set it
-    at: float | None = None  # when it was set, in lab time
+    at: Timestamp | None = None  # when it was set, in lab time
     total: int = 0  # hosts of the fleet
     visited: int = 0  # hosts whose last visit with its impact is not longer ago than the interval
     late: int = 0  # hosts that are late
@@ -103,7 +106,7 @@ def read_standing_order(context: RequestContext) -> StandingOrderView:
         windows=calendar_text(order.calendar) if order.calendar else "",
         at_once=order.at_once,
         who=order.who,
-        at=order.at,
+        at=timestamp(order.at),
         total=len(names),
         visited=sum(order.visited_at(name) is not None and late_at(order, name) > now for name in names),
         late=sum(late_at(order, name) <= now for name in names),
@@ -127,8 +130,8 @@ def _visit_view(order: StandingOrder, host: str, now: float) -> HostVisitView:
     return HostVisitView(
         host=host,
         state=state,
-        visited_at=order.visited_at(host),
-        due_at=due_at(order, host),
+        visited_at=timestamp(order.visited_at(host)),
+        due_at=timestamp(due_at(order, host)),
         rollout=visit.request_id,
         problem=visit.problem,
     )

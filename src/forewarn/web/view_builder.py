@@ -14,6 +14,7 @@ from forewarn.core.release import StartWait, WaitReason, describe_gate_wait, sta
 from forewarn.core.request import MaintenanceRequest
 from forewarn.core.scope import Scope, scope_title, scope_title_of_vm
 from forewarn.store.interface import LastPoll
+from forewarn.times import timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.dependencies import VmSupervisorInfo
 from forewarn.web.polling_report import iterate_cooperatively, silent_seconds
@@ -73,12 +74,12 @@ class ViewBuilder:
             status=event.status,
             source=row.source,
             vms=event.vms,
-            published_at=event.published_at,
-            not_before=event.not_before,
-            approved_at=event.approved_at,
+            published_at=timestamp(event.published_at),
+            not_before=timestamp(event.not_before),
+            approved_at=timestamp(event.approved_at),
             approved_by=event.approved_by,
-            started_at=event.started_at,
-            over_at=event.over_at,
+            started_at=timestamp(event.started_at),
+            over_at=timestamp(event.over_at),
             ending=event.ending,
             reason=event.reason,
             note=event.note,
@@ -89,9 +90,11 @@ class ViewBuilder:
             who=event.who,
             description=row.description,
             duration_s=row.duration_s,
-            waits_for=WaitView(reason=wait.reason, text=wait.text, until=wait.until) if wait else None,
+            waits_for=WaitView(reason=wait.reason, text=wait.text, until=timestamp(wait.until)) if wait else None,
             acts=tuple(self._act(act) for act in event.acts),
-            given_at=min((delivery.at for delivery in self._store.deliveries(event_id=event.id)), default=None),
+            given_at=timestamp(
+                min((delivery.at for delivery in self._store.deliveries(event_id=event.id)), default=None)
+            ),
             replaces=event.replaces,
         )
 
@@ -102,7 +105,7 @@ class ViewBuilder:
             verb=act.verb,
             to_host=act.to_host,
             ok=outcome.ok if outcome else None,
-            at=outcome.at if outcome else None,
+            at=timestamp(outcome.at if outcome else None),
             note=outcome.note if outcome else self._context.control.executor.progress.note(act.id),
         )
 
@@ -173,7 +176,7 @@ class ViewBuilder:
             url=f"{base}/metadata/scheduledevents" if base else None,
             host=vm.host,
             power=vm.power,
-            last_polled_at=polled.at if polled else None,
+            last_polled_at=timestamp(polled.at if polled else None),
             silent_s=self._silent_s(polled) if polled else None,
             polled_version=polled.version if polled else None,
             polls=polled.count if polled else 0,
@@ -199,10 +202,10 @@ class ViewBuilder:
             id=scope.id,
             title=scope_title(scope),
             enabled=scope.is_enabled,
-            enabled_at=scope.enabled_at,
+            enabled_at=timestamp(scope.enabled_at),
             epoch=scope.epoch,
             incarnation=scope.incarnation,
-            last_request_at=scope.last_request_at,
+            last_request_at=timestamp(scope.last_request_at),
             vms=tuple(vm.name for vm in scope.present_vms),
             update_domains=tuple(sorted({vm.update_domain for vm in scope.present_vms})),
             events=len(scope.live_events()),
@@ -238,7 +241,9 @@ class ViewBuilder:
 
 def request_view(request: MaintenanceRequest) -> RequestView:
     """Return the view of a request itself, with the names of its targets, but without its events or state."""
-    return RequestView(id=request.id, ask=request.ask, who=request.who, at=request.at, targets=request.targets)
+    return RequestView(
+        id=request.id, ask=request.ask, who=request.who, at=timestamp(request.at), targets=request.targets
+    )
 
 
 def live_events_of_vm(scope: Scope, name: str) -> list[Event]:

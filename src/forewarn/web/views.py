@@ -12,6 +12,7 @@ import msgspec
 from forewarn.core.fleet import AutoApproval
 from forewarn.core.fleetfile.problems import FleetFileProblem
 from forewarn.core.history import HistoryEntry
+from forewarn.times import Timestamp, timestamp
 
 
 class BaseView(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,10 +40,10 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
     id: str  # such as `set:SUBSCRIPTION/GROUP/NAME` in lower case
     title: str  # such as `availability set web`
     enabled: bool  # whether documents show its events
-    enabled_at: float | None  # lab time; None: not enabled
+    enabled_at: Timestamp | None  # lab time; None: not enabled
     epoch: int  # grows each time it is enabled or reset; after a restored backup it is a large number
     incarnation: int  # of its document, within the epoch
-    last_request_at: float | None  # lab time at which it was last polled or enabled; None: never
+    last_request_at: Timestamp | None  # lab time at which it was last polled or enabled; None: never
     vms: tuple[str, ...]  # names
     update_domains: tuple[int, ...]  # of these VMs, each once, ascending
     events: int  # how many are live
@@ -59,7 +60,7 @@ class WaitView(BaseView, frozen=True, kw_only=True):
 
     reason: str  # the code
     text: str  # for people; completes "it waits for …"
-    until: float | None  # lab time in POSIX seconds; None: not known, because more than the time decides
+    until: Timestamp | None  # lab time in POSIX seconds; None: not known, because more than the time decides
 
 
 class ActView(BaseView, frozen=True, kw_only=True):
@@ -69,7 +70,7 @@ class ActView(BaseView, frozen=True, kw_only=True):
     verb: str  # what is done to the VM, such as freeze, reboot or redeploy
     to_host: str  # the host that the VM comes to; "": it stays where it is, leaves its host, or no host is free
     ok: bool | None  # False: it failed; None: no outcome yet
-    at: float | None  # when the outcome was reported, in lab time; None: no outcome yet
+    at: Timestamp | None  # when the outcome was reported, in lab time; None: no outcome yet
     note: str  # while it is under way: its progress, or what it waits for; then of the outcome, such as why it failed
 
 
@@ -87,12 +88,12 @@ class EventView(BaseView, frozen=True, kw_only=True):
     status: str  # scheduled, started or over
     source: str  # Platform or User
     vms: tuple[str, ...]  # names
-    published_at: float  # lab time; of one that is not listed, when it was performed
-    not_before: float  # lab time from which it may start without an approval
-    approved_at: float | None  # lab time; None: not approved
+    published_at: Timestamp  # lab time; of one that is not listed, when it was performed
+    not_before: Timestamp  # lab time from which it may start without an approval
+    approved_at: Timestamp | None  # lab time; None: not approved
     approved_by: str  # a name, or `policy` if a setting of the VM approved it; "": not approved
-    started_at: float | None  # lab time; None: not started
-    over_at: float | None  # lab time; None: it is live
+    started_at: Timestamp | None  # lab time; None: not started
+    over_at: Timestamp | None  # lab time; None: it is live
     ending: str | None  # finished, failed, withdrawn or not needed; None while it is live
     reason: str  # why it failed, was withdrawn or was not needed; "" otherwise
     note: str  # why it has no notice, or less or more than usual
@@ -105,7 +106,7 @@ class EventView(BaseView, frozen=True, kw_only=True):
     duration_s: int  # of the interruption, as documents show it; -1: not known
     waits_for: WaitView | None  # None: it may start, has started or is over
     acts: tuple[ActView, ...]  # one per VM that it still affected when it started; () before
-    given_at: float | None  # when it was first delivered to a VM; None: not yet
+    given_at: Timestamp | None  # when it was first delivered to a VM; None: not yet
     replaces: tuple[str, ...]  # ids of the events it replaced
 
 
@@ -144,7 +145,7 @@ class VmView(BaseView, frozen=True, kw_only=True):
     url: str | None  # where the VM reads its events in a lab; None on a real network, or if it is not served
     host: str  # "" while it is deallocated or removed
     power: str  # running, stopped or deallocated
-    last_polled_at: float | None  # lab time of its last poll or approval; None: it never sent one
+    last_polled_at: Timestamp | None  # lab time of its last poll or approval; None: it never sent one
     silent_s: float | None  # real time since its last poll, or since the end of a long poll; None: it never polled
     polled_version: str | None  # the api-version of its last poll; None: it never polled
     polls: int  # how many polls and approvals it has sent since it was added
@@ -250,7 +251,7 @@ class RequestView(BaseView, frozen=True, kw_only=True):
     id: str  # a GUID in lower case
     ask: str  # such as restart, rollout or fail
     who: str  # the name of the caller
-    at: float  # lab time
+    at: Timestamp  # lab time
     targets: tuple[str, ...]  # names of VMs or hosts, or words for what a rollout covers
 
 
@@ -304,7 +305,7 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
     """One history entry: what happened, when, who caused it; ids and names are "" if it has none."""
 
     seq: int  # its number, which grows with every entry
-    at: float  # lab time
+    at: Timestamp  # lab time
     what: str  # its kind, such as requested, published or started
     text: str  # a sentence for people
     who: str  # the name of the user or client, or of the service itself
@@ -317,7 +318,7 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
     @classmethod
     def from_entry(cls, entry: HistoryEntry) -> HistoryEntryView:
         """Return the view of a stored history entry, with the same values."""
-        return cls(**{name: getattr(entry, name) for name in cls.__struct_fields__})
+        return cls(**{name: getattr(entry, name) for name in cls.__struct_fields__} | {"at": timestamp(entry.at)})
 
 
 class HistoryPruneView(BaseView, frozen=True, kw_only=True):
@@ -329,7 +330,7 @@ class HistoryPruneView(BaseView, frozen=True, kw_only=True):
 class ClockView(BaseView, frozen=True, kw_only=True):
     """The service's time, how fast it runs (1: as real time), and whether it is a lab."""
 
-    now: float  # POSIX seconds
+    now: Timestamp  # POSIX seconds
     speed: float  # seconds of lab time per second of real time; 0: the clock is stopped
     lab: bool  # whether the clock can be moved
 
@@ -366,15 +367,15 @@ class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     vm: str  # the name of the VM whose scope it is shown to
     scope: str  # the id of that scope
     who: str  # the name of who requested it
-    at: float  # when it was requested, in lab time like the times below
+    at: Timestamp  # when it was requested, in lab time like the times below
     speed: float  # 2: twice as fast as recorded
     loops: int  # how often the recording is replayed in all
     loop: int  # the current loop, from 1; after the end the last one
     step: int  # steps of the current loop that were shown
     steps: int  # of one loop
     shows: str  # a description of the document that the scope is shown; empty: its own
-    begun_at: float  # when the current loop began, or will
-    ends_at: float  # planned end of the last loop
+    begun_at: Timestamp  # when the current loop began, or will
+    ends_at: Timestamp  # planned end of the last loop
     ended: str | None  # finished, stopped (by a user), interrupted (a real event, or its VM was removed); None: it runs
-    ended_at: float | None  # None while it runs
+    ended_at: Timestamp | None  # None while it runs
     reason: str  # why it ended early, for people; "" otherwise

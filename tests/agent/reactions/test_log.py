@@ -48,7 +48,7 @@ def test_a_file_gets_one_json_object_per_line(tmp_path: Path) -> None:
     noticed, gone = (json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines())
     assert noticed["message"] == "Reboot of web-0 not before Mon, 19 Sep 2016 18:42:50 GMT"
     assert (noticed["EventId"], noticed["Phase"]) == (SAMPLE_EVENT.id, "do")
-    assert noticed["at"].endswith("+00:00")
+    assert noticed["at"].endswith("Z")
     assert (gone["message"], gone["Phase"]) == ("Reboot of web-0 is gone", "undo")
 
 

@@ -8,13 +8,13 @@ import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from forewarn.agent.model import StepContext, StepOutcome, StepPhase
 from forewarn.agent.reactions.event_text import event_facts, event_sentence
 from forewarn.agent.reactions.options import RawOptions, ReactionKind, read_path
 from forewarn.clock import read_real_time
+from forewarn.times import time_text
 
 SYSTEMD_JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
 _PRIORITY_WARNING, _PRIORITY_NOTICE = "4", "5"
@@ -53,8 +53,7 @@ class LogReaction:
 
 
 def _json_row(context: StepContext) -> dict[str, object]:
-    at = datetime.fromtimestamp(read_real_time(), UTC).isoformat(timespec="milliseconds")
-    return {"at": at, "message": event_sentence(context), **event_facts(context)}
+    return {"at": time_text(read_real_time()), "message": event_sentence(context), **event_facts(context)}
 
 
 def _append_json_line(file: Path, row: Mapping[str, object]) -> None:

@@ -91,7 +91,7 @@ function onMessage(event) {
   onAlive();
   if (event.lastEventId) seq = Number(event.lastEventId);
   const detail = JSON.parse(event.data);
-  if (event.type === "clock") clock = { ...detail, at: performance.now() };
+  if (event.type === "clock") clock = { ...detail, now: Date.parse(detail.now) / 1000, at: performance.now() };
   dispatch(event.type, detail);
 }
 
