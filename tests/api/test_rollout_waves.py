@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from forewarn.times import parse_time, time_text
+
 FILE = """\
 [rollout]
 everything = true

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from forewarn.cli.root_command import _COMMANDS_BY_GUESS, forewarn
+from forewarn.times import parse_time
 
 USAGE = {
     "restart": "Missing argument 'VM...'; see `forewarn restart --help`",

@@ -8,6 +8,7 @@ import pytest
 
 from forewarn.auth import ServiceCertificates
 from forewarn.clock import read_real_time
+from forewarn.times import parse_time
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from forewarn.times import parse_time
+
 FILE = """\
 [rollout]
 everything = true

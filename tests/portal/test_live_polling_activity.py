@@ -13,6 +13,7 @@ from forewarn.control.fleet import FleetChange
 from forewarn.core.access import owner_principal
 from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace
 from forewarn.portal import live_updates, polling_monitor
+from forewarn.times import time_text
 from forewarn.web.dependencies import PollingListener
 from tests.portal.conftest import PortalUser
 from tests.portal.live_stream_client import GROUP, advance_loop_time, commit_entry, open_stream, run_scenario

@@ -17,6 +17,7 @@ from forewarn.metadata import GuestObservations
 from forewarn.portal import live_stream, live_updates, store_monitor
 from forewarn.service.web_app import build_web_app
 from forewarn.store.memory import MemoryStore
+from forewarn.times import time_text
 from tests.portal.conftest import PortalUser
 from tests.portal.live_stream_client import (
     GROUP,

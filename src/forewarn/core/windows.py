@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import msgspec
 
 from forewarn.duration import format_duration, parse_duration
+from forewarn.times import time_text
 
 DAY_NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MAX_WINDOW_S = 7 * 86_400.0
@@ -393,7 +394,7 @@ def make_calendar(
         windows=tuple(map(parse_window, windows)), blackouts=tuple(map(parse_blackout, blackouts)), deadline=deadline
     )
     if deadline is not None and not 0 <= deadline < _LATEST:
-        raise ValueError(f"the deadline {deadline:.15g} is not a time: give seconds since 1970")
+        raise ValueError(f"the deadline {time_text(deadline)} is not possible: give one before the year {_YEARS.stop}")
     if calendar.windows:
         return calendar
     if calendar.blackouts or deadline is not None:
