@@ -21,6 +21,7 @@ from bench.process import CLIENT_CORE, cpu_s, on_core
 from bench.run_context import RunContext
 from bench.sample_statistics import median, percentile
 from bench.service import BenchService, running_service
+from forewarn.times import parse_time
 from tests.support.external_server import ExternalServer
 from tests.support.service_process import eventually
 
@@ -109,7 +110,7 @@ def _trial(service: BenchService, running: RunningAgent, pause_s: float, held: i
     written = running.step_times / event["id"]
     eventually(written.exists, within_s=10)
     service.withdraw(event["id"])
-    return reaction_s(float(event["published_at"]), float(written.read_text()))
+    return reaction_s(parse_time(event["published_at"]), float(written.read_text()))
 
 
 def reaction_s(published_at: float, ran_at: float) -> float:

@@ -73,6 +73,19 @@ def unlimited(schema: Any, where: str) -> Iterator[str]:
             yield from unlimited(part, f"{where}[]")
 
 
+NUMBERS = {"speed", "share", "shares", "value", "parameters", "default", "least", "most"}  # neither time nor duration
+
+
+def test_every_time_is_text_and_every_other_number_a_duration_or_a_known_figure() -> None:
+    bodies = [one.get("properties", {}) for one in DESCRIBED["components"]["schemas"].values()]
+    fields = [(name, json.dumps(schema)) for properties in bodies for name, schema in properties.items()]
+    times = {name for name, schema in fields if '"date-time"' in schema}
+    numbers = {name for name, schema in fields if '"number"' in schema}
+    assert {"now", "not_before", "until", "published_at", "deadline", "starts"} <= times
+    assert {name for name in numbers - NUMBERS if not name.endswith(("_s", "_s_ago"))} == set()
+    assert {name for name, _ in fields if name.endswith("_at")} <= times
+
+
 def test_every_operation_has_an_id_of_its_own() -> None:
     ids = [one["operationId"] for one in operations().values()]
     assert len(set(ids)) == len(ids) == len(ROUTES)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.auth.certificates import ServiceCertificates
+from forewarn.times import parse_time
 from tests.support.service_process import ServiceProcess, eventually, free_port, run_forewarn
 
 FLEET = """
@@ -291,8 +292,8 @@ def test_an_event_that_becomes_due_on_a_full_disk_starts_once_there_is_space(
         event_id = ask(service, "restart", "web-0")
         assert service.api("POST", "/clock/speed", {"speed": 2000}).status == 200
         with full_disk(service):
-            event = service.api("GET", f"/events/{event_id}").json
-            eventually(lambda: service.api("GET", "/clock").json["now"] > event["not_before"] + 60)
+            over = parse_time(service.api("GET", f"/events/{event_id}").json["not_before"]) + 60
+            eventually(lambda: parse_time(service.api("GET", "/clock").json["now"]) > over)
             assert service.poll("web-0")["Events"][0]["EventStatus"] == "Scheduled"
         eventually(lambda: service.poll("web-0")["Events"] == [])
         acts = service.api("GET", f"/events/{event_id}").json["acts"]

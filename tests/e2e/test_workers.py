@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.times import parse_time
 from tests.support.service_process import HttpAnswer, ServiceProcess, eventually, free_port
 
 FLEET = """
@@ -296,7 +297,7 @@ def test_every_worker_follows_the_labs_clock(service: ServiceProcess, ask: Calla
     service.advance(3 * 24 * 3600)
     for connection in connections.values():
         assert all(event["EventId"] != event_id for event in poll_on(connection).json["Events"])
-        now = service.api("GET", "/clock").json["now"]
+        now = parse_time(service.api("GET", "/clock").json["now"])
         assert abs(read_date(poll_on(connection).headers["Date"]) - now) < 5
     close(connections)
 

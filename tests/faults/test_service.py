@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from forewarn.core.faults import FaultKind
+from forewarn.times import parse_time
 from tests.support.service_process import ServiceProcess, eventually
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -130,7 +131,7 @@ def test_a_client_gets_an_event_over_several_update_domains(service: ServiceProc
 def test_a_client_gets_a_short_notice(service: ServiceProcess) -> None:
     set_fault(service, "short-notice", vm="short-0", count=1)
     event = restart(service, "short-0")
-    assert 5 <= event["not_before"] - event["published_at"] < 6  # rounded up to a whole second
+    assert 5 <= parse_time(event["not_before"]) - parse_time(event["published_at"]) < 6  # rounded up to a whole second
     (shown,) = service.poll("short-1")["Events"]
     assert shown["EventStatus"] == "Scheduled"
 

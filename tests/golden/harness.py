@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -314,11 +315,12 @@ class Service:
     def stop_the_clock(self, at: float = START_AT) -> None:
         """The lab's clock stands, at an instant that is the same in every run.
 
-        The steps are always as many, so that the history has as many entries.
+        The steps are always as many, so that the history has as many entries. Times are shown to the millisecond, so it
+        is up to a millisecond later: START_AT is far from a whole second.
         """
         self.good("POST", "/clock/speed", {"speed": 0})
         for left in range(_STEPS, 0, -1):
-            now = self.good("GET", "/clock")["now"]
+            now = datetime.fromisoformat(self.good("GET", "/clock")["now"]).timestamp()
             self.good("POST", "/clock/advance", {"by_s": (at - now) / left})
 
     def advance(self, by_s: float) -> None:

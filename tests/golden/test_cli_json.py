@@ -98,6 +98,8 @@ def without_measures(told: Any, key: str = "") -> Any:
         return [without_measures(inner, key) for inner in told]
     if isinstance(told, float) and key.endswith(("at", "_s", "_until", "not_before")) and key != "budget_s":
         return "<measured float>"
+    if isinstance(told, str) and told[:4].isdigit() and key.endswith(("at", "_until", "not_before")):
+        return "<measured time>"
     return "<text>" if key == "text" and told else told
 
 

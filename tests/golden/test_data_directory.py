@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def told_since(service: Service, seq: int) -> list[str]:
     """The history without what belongs to real time: faults of the storm, and starts of the service."""
     entries = service.good("GET", f"/history?after={seq}&limit=1000")["entries"]
     entries = [entry for entry in entries if entry["what"] not in ("fault", "service")]
-    return [f"{entry['at'] - 2_051_222_400:g} {entry['what']} {entry['vm'] or entry['scope_id']}" for entry in entries]
+    since = {entry["seq"]: datetime.fromisoformat(entry["at"]).timestamp() - 2_051_222_400 for entry in entries}
+    return [f"{since[entry['seq']]:g} {entry['what']} {entry['vm'] or entry['scope_id']}" for entry in entries]
 
 
 def newest(service: Service) -> int:

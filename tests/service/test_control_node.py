@@ -14,6 +14,7 @@ from forewarn.service.cluster_secrets import create_cluster_secrets
 from forewarn.service.node_roles import NodeRole
 from forewarn.service.node_wiring import ControlNodeProcess
 from forewarn.store.record import LEASE_S, RecordGroup
+from forewarn.times import parse_time
 from tests.support.control_nodes import MemoryCluster
 
 RESTART = {"ask": "restart", "vms": ["web-0"]}
@@ -263,7 +264,7 @@ def test_only_a_node_whose_clock_is_right_takes_over_and_its_time_never_goes_bac
     (shown,) = [node for node in cluster.call(ahead, "GET", "/nodes").json()["nodes"] if node["name"] == "c3"]
     assert shown["problem"].startswith("its clock is 60.0 s ahead of that of PostgreSQL, so it does not take over")
 
-    times = [entry["at"] for entry in cluster.call(behind, "GET", "/history").json()["entries"]][-4:]
+    times = [parse_time(entry["at"]) for entry in cluster.call(behind, "GET", "/history").json()["entries"]][-4:]
     assert times == sorted(times)
     assert behind.service is not None
     assert behind.service.control.clock.now() >= times[-1] > cluster.now() - 60
