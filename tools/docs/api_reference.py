@@ -15,9 +15,9 @@ The API is under `{API_PREFIX}/`. Our command line uses it on the unix socket `f
 where the caller may do everything. Other clients use it over TLS with a bearer token (`Authorization: Bearer …`); their
 roles decide what they may do. `GET {API_PREFIX}/openapi.json` describes bodies, queries and responses.
 
-Bodies and responses are JSON. Times are ISO 8601 text in UTC (`2026-11-18T21:08:06.123Z`), by the service's clock; durations
-are seconds. In a lab, that clock may be ahead of real time. An unknown field or parameter
-is an error. An error changes nothing, and its message says what to do:
+Bodies and responses are JSON. Times are ISO 8601 text in UTC (`2026-11-18T21:08:06.123Z`), by the service's clock;
+durations are seconds. In a lab, that clock may be ahead of real time. An unknown field or parameter is an error.
+An error changes nothing, and its message says what to do:
 
 ```json
 {{"error": {{"code": "NotFound", "message": "VM 'wbe-0' does not exist: did you mean 'web-0'? …"}}}}
