@@ -101,9 +101,11 @@ AgentAction = (
 
 
 def record_after_action(record: EventRecord, action: AgentAction, *, now: float, boot_id: str) -> EventRecord:
-    """Return the record as it must be journalled before the action is carried out."""
-    # A resumed step gets `boot_id`, because a later reboot undoes what it does now. Returns `record` itself for an
-    # action that is not journalled: a stop, a wait, or a resume in the same boot.
+    """Return the record as it must be journalled before the action is carried out.
+
+    A resumed step gets `boot_id`, because a later reboot undoes what it does now. Returns `record` itself for an action
+    that is not journalled: a stop, a wait, or a resume in the same boot.
+    """
     match action:
         case StartStep():
             return record.with_step_run(

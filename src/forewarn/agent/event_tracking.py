@@ -28,10 +28,12 @@ def records_after_changes(
     boot_id: str,
     count_records: Callable[[str], int],
 ) -> tuple[EventRecord, ...]:
-    """Return the records that are new or changed by these changes, in the order of the changes."""
-    # A known event keeps its rule. A later NotBefore removes the runs of steps that were cut, unless a step after them
-    # was tried. After the event's start only Gone changes its record. `count_records` returns how many records an
-    # `event_key` has in the journal: if it has one, the new key ends in #2.
+    """Return the records that are new or changed by these changes, in the order of the changes.
+
+    A known event keeps its rule. A later NotBefore removes the runs of steps that were cut, unless a step after them
+    was tried. After the event's start only Gone changes its record. `count_records` returns how many records an
+    `event_key` has in the journal: if it has one, the new key ends in #2.
+    """
     listed = {event_key(record.event): record for record in open_records if record.gone_at is None}
     created: Counter[str] = Counter()  # records of this call, by `event_key`
     records: list[EventRecord] = []

@@ -19,8 +19,6 @@ from forewarn.duration import format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentExplanationLine:
-    """One line of an explanation: what happened when."""
-
     at: float  # server time in POSIX seconds
     text: str  # a sentence for people
     detail: str = ""  # a second text, such as the event's description; "": none

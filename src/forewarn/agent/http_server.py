@@ -35,8 +35,6 @@ _JSON_TYPE = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPage:
-    """A response of the agent's HTTP server."""
-
     body: bytes  # the whole body
     status: int = 200  # the HTTP status
     content_type: str = _JSON_TYPE  # the value of the header

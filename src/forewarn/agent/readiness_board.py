@@ -39,8 +39,10 @@ class ReadinessBoard:
         self._folder, self._name = folder, _safe_file_name(normalize_vm_name(vm))
 
     def publish_and_read(self, ready: Iterable[str], listed: Iterable[str]) -> BoardView:
-        """Publish this VM's heartbeat and the events it is ready for; return what all VMs have published."""
-        # For all others of `listed` it withdraws its readiness. What was published before an OSError stays.
+        """Publish this VM's heartbeat and the events it is ready for; return what all VMs have published.
+
+        For all others of `listed` it withdraws its readiness. What was published before an OSError stays.
+        """
         event_ids, ready_ids = frozenset(listed), frozenset(ready)
         own_heartbeat_at = _touch(self._folder / "alive" / self._name)
         for event_id in ready_ids:

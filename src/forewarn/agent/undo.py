@@ -125,7 +125,6 @@ def _reason_not_to_undo(record: EventRecord, step: StepConfig, snapshot: AgentSn
 
 
 def is_undone_by_reboot(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
-    """Return whether a reboot has undone the step for this event."""
     run = record.step_run(step.name)
     if step.survives_reboot or run is None or run.state not in TRIED_STATES:
         return False

@@ -54,15 +54,16 @@ class CertificateAuthority(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_ec_key() -> ec.EllipticCurvePrivateKey:
-    """Generate a private key on the curve P-256."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def new_certificate_authority(
     key: ec.EllipticCurvePrivateKey, names: Iterable[str], now: float
 ) -> CertificateAuthority:
-    """Return a new self-signed CA with this key, valid for ten years from an hour before `now`."""
-    # If all `names` are loopback names it can sign only loopback names, so trusting it carries little risk.
+    """Return a new self-signed CA with this key, valid for ten years from an hour before `now`.
+
+    If all `names` are loopback names it can sign only loopback names, so trusting it carries little risk.
+    """
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     subject = _x509_name(f"forewarn local CA {identifier.digest.hex()[:8]}")  # unique, for bundles with several CAs
     begins = _to_datetime(now) - _CLOCK_SKEW

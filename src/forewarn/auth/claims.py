@@ -91,7 +91,6 @@ def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[s
 
 
 def normalize_audience(audience: str) -> str:
-    """Return an audience in the form in which audiences are compared."""
     # For a URL, scheme and host are put in lower case, and slashes at the end are removed; other text keeps its letter
     # case.
     try:

@@ -153,8 +153,10 @@ class ExternalIssuer:
         return _claims_from_payload(payload, _principal_ids(payload))
 
     async def verify_id_token(self, id_token: str, *, client_id: str, nonce: str, now: float) -> Claims:
-        """Return the claims of the id token of a sign-in, with the same ids as the person's access tokens."""
-        # The token's audience, and its `azp` if it has one, must be `client_id`, not one of the issuer's audiences.
+        """Return the claims of the id token of a sign-in, with the same ids as the person's access tokens.
+
+        The token's audience, and its `azp` if it has one, must be `client_id`, not one of the issuer's audiences.
+        """
         payload = await self._verified_payload(id_token, frozenset({normalize_audience(client_id)}), now)
         if payload.azp is not None and payload.azp != client_id:
             raise InvalidToken(

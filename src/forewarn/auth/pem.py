@@ -44,7 +44,6 @@ class HasPublicKey(Protocol):
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Return the first certificate in a PEM file."""
     try:
         return x509.load_pem_x509_certificates(secure_files.read_public(path))[0]
     except ValueError as error:

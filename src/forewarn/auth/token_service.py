@@ -96,7 +96,6 @@ class VmTokens:
         self._accepted_audiences = (*MANAGEMENT_AUDIENCES, url) if token_service else ()
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Return a token of the VM's identity for `resource` (an audience), or WrongResource."""
         if self._token_service is None or not self._token_service.issuer.accepts(resource):
             return WrongResource(accepted=self._accepted_audiences)
         # Normalized, because every other spelling would need another signature.

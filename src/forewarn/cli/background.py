@@ -75,9 +75,11 @@ def child_arguments(ctx: click.Context) -> tuple[str, ...]:
 
 
 def start_detached(call: Invocation, data: Path, arguments: tuple[str, ...], *, wait_ready: bool) -> None:
-    """Start a lab in the background, and print its process id or, with `wait_ready`, its addresses."""
-    # Returns once the lab has locked the directory or, with `wait_ready`, once it serves. If a lab already runs or
-    # starts there, it waits until that lab answers.
+    """Start a lab in the background, and print its process id or, with `wait_ready`, its addresses.
+
+    Returns once the lab has locked the directory or, with `wait_ready`, once it serves. If a lab already runs or starts
+    there, it waits until that lab answers.
+    """
     with _sole_starter(call, data):
         pid = running_pid(data)
         child = _start(data, arguments, Path.cwd(), reads_answer=wait_ready) if pid is None else None

@@ -220,10 +220,12 @@ def report_result(
     *,
     allow_unknown: bool = False,
 ) -> int:
-    """Print the result, write its report files, and return the exit code of the command."""
-    # Prints to stdout, or to stderr if stdout gets the JSON. `expected` has the failures of the baseline, case id →
-    # reason (None without a baseline); cases in it that passed are named too. Replaces existing files, in the order
-    # JSON, JUnit, HTML, badge, baseline; raises OSError if one cannot be written, and the files before it stay.
+    """Print the result, write its report files, and return the exit code of the command.
+
+    Prints to stdout, or to stderr if stdout gets the JSON. `expected` has the failures of the baseline, case id →
+    reason (None without a baseline); cases in it that passed are named too. Replaces existing files, in the order JSON,
+    JUnit, HTML, badge, baseline; raises OSError if one cannot be written, and the files before it stay.
+    """
     from forewarn.crash_test.baseline import compare_with_baseline
     from forewarn.crash_test.grading import Grade
     from forewarn.crash_test.text_report import render_result

@@ -60,9 +60,11 @@ def live_area(call: Invocation, *, keep_visible: bool = False) -> Iterator[LiveA
 def follow(
     call: Invocation, take_snapshot: Callable[[], Snapshot], *, entries_of: HistoryFilter, quiet: bool = False
 ) -> JsonObject:
-    """Wait until a request, rollout or replay is over, printing its history entries; return its last view."""
-    # `take_snapshot` asks the service for its state at the beginning, whenever there are new entries, and at least
-    # every 10 s (1 s on a terminal).
+    """Wait until a request, rollout or replay is over, printing its history entries; return its last view.
+
+    `take_snapshot` asks the service for its state at the beginning, whenever there are new entries, and at least every
+    10 s (1 s on a terminal).
+    """
     quiet = quiet or call.output.as_json
     interval_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
     with live_area(call) as area:

@@ -90,8 +90,10 @@ class Invocation:
         confirm_preview(self, preview)
 
     def confirm(self, question: str, what: str) -> None:
-        """Ask the person at the terminal; exits with 1 if they decline. With --yes, do not call this."""
-        # `what` says what would happen, for the refusal where nobody can be asked: without a terminal, and with --json.
+        """Ask the person at the terminal; exits with 1 if they decline. With --yes, do not call this.
+
+        `what` says what would happen, for the refusal where nobody can be asked: without a terminal, and with --json.
+        """
         if self.as_json or not sys.stdin.isatty():
             raise Rejected(
                 f"nothing was changed, because a person has to confirm this ({what}): "

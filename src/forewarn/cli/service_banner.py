@@ -61,9 +61,11 @@ def _stop_text(*, is_here: bool, has_real_vms: bool) -> str:
 
 
 def print_status(output: Output, info: JsonObject) -> None:
-    """Print what the service is and where it is reached, or `info` as JSON with --json."""
-    # `info` is the API's view of the service; for a caller who may not see everything it has little more than the
-    # version, and only that is printed. At most 16 of the VMs' addresses are shown.
+    """Print what the service is and where it is reached, or `info` as JSON with --json.
+
+    `info` is the API's view of the service; for a caller who may not see everything it has little more than the
+    version, and only that is printed. At most 16 of the VMs' addresses are shown.
+    """
     if output.as_json:
         output.print_json(info)
         return

@@ -34,8 +34,10 @@ class HostReports:
         self.changes = -1 if self._observing is None else 0
 
     def capacity(self) -> HostCapacity | None:
-        """Return what the host has free and what its VMs need, for the next report; None if it has not changed."""
-        # Call it once for each report, because it counts them: every 15th has it in any case.
+        """Return what the host has free and what its VMs need, for the next report; None if it has not changed.
+
+        Call it once for each report, because it counts them: every 15th has it in any case.
+        """
         if self._capacity is None:
             return None
         known = self._capacity

@@ -115,8 +115,10 @@ class StreamFollower:
         return self._join(reason, now)
 
     def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> list[FollowerAction]:
-        """Note that the active control node is alive; return what to do: join again if it is another process."""
-        # A heartbeat of an older term is ignored ([]). `now` is the time of a monotonic clock.
+        """Note that the active control node is alive; return what to do: join again if it is another process.
+
+        A heartbeat of an older term is ignored ([]). `now` is the time of a monotonic clock.
+        """
         if self._is_deposed(heartbeat.source):
             return []
         self._heard_at = now

@@ -89,9 +89,11 @@ class AccessService:
         return client, grants
 
     async def grant(self, role: Role, *, to: str, over: str, who: str, name: str = "") -> Grant:
-        """Grant a role over the resource id `over` to the principal `to`, durably; return the grant."""
-        # If the principal has this role over this resource already, nothing changes. Principals other than clients, and
-        # `over`, are not checked.
+        """Grant a role over the resource id `over` to the principal `to`, durably; return the grant.
+
+        If the principal has this role over this resource already, nothing changes. Principals other than clients, and
+        `over`, are not checked.
+        """
         async with self._write_lock:
             if to.startswith(_CLIENT_PREFIX):
                 to = self.client(to.removeprefix(_CLIENT_PREFIX)).principal_id

@@ -183,11 +183,12 @@ class BudgetService:
             self._waiting_vms.pop(request_id, None)
 
     def take_woken(self, vms: Sequence[Vm] = ()) -> list[str]:
-        """Return the ids of the waiting requests whose budgets may allow more since the last call."""
-        # A request is woken if VMs of the groups that it waits for came back, or stopped running, so that they need no
-        # budget; if the number of VMs there changed; if a budget was set or removed; or if one of `vms`, which have
-        # just changed, was covered by the rollout when it began to wait, because it may have left the VMs that go
-        # together.
+        """Return the ids of the waiting requests whose budgets may allow more since the last call.
+
+        A request is woken if VMs of the groups that it waits for came back, or stopped running, so that they need no
+        budget; if the number of VMs there changed; if a budget was set or removed; or if one of `vms`, which have just
+        changed, was covered by the rollout when it began to wait, because it may have left the VMs that go together.
+        """
         freed, self._freed = self._freed, set()
         was_changed, self._was_changed = self._was_changed, False
         changed = {vm.key for vm in vms}

@@ -110,13 +110,14 @@ class ObservedFleet:
                 self.on_act_ended(vm.host)
 
     def vm(self, key: str) -> ObservedVm | None:
-        """Return the VM with this key as the fleet has it; None if it is removed or unknown."""
         return self._vms.get(key)
 
     def set_answer(self, host: str, answer: HostObservation | None, *, asked: int) -> set[str]:
-        """Keep the last answer of a host; return the keys of the VMs that it may concern."""
-        # `asked` is the number (see `tick`) at which the host was asked. An answer that was overtaken by one to a later
-        # question is dropped.
+        """Keep the last answer of a host; return the keys of the VMs that it may concern.
+
+        `asked` is the number (see `tick`) at which the host was asked. An answer that was overtaken by one to a later
+        question is dropped.
+        """
         if asked < self._asked.get(host, 0):
             return set()
         self._asked[host] = asked

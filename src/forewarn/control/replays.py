@@ -110,10 +110,12 @@ class ReplayService:
         return self.find(request.id)
 
     async def stop(self, replay_id: str, *, who: str) -> MaintenanceRequest:
-        """End a replay durably and return its request as it is now; the scope shows its own document again."""
-        # `replay_id` is the id or a start of it, of any length, ignoring letter case. Raises NotFound if there is none,
-        # Refused if several ids start with it or the replay is over already, Conflict if it keeps changing, or
-        # Unavailable. Writes a history entry.
+        """End a replay durably and return its request as it is now; the scope shows its own document again.
+
+        `replay_id` is the id or a start of it, of any length, ignoring letter case. Raises NotFound if there is none,
+        Refused if several ids start with it or the replay is over already, Conflict if it keeps changing, or
+        Unavailable. Writes a history entry.
+        """
 
         async def attempt() -> MaintenanceRequest:
             request = self.find(replay_id)
@@ -166,7 +168,6 @@ class ReplayService:
         return tracked.script.steps[tracked.replay.done - 1]
 
     def was_shown(self, scope_id: str, event_id: str) -> bool:
-        """Return whether a replay showed this event id to the scope."""
         return any(event_id in tracked.ids for tracked in self._in_scope(scope_id))
 
     def approval_entries(

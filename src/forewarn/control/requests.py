@@ -173,9 +173,11 @@ class RequestService:
     async def perform_maintenance(
         self, vms: Sequence[Vm], *, who: str, key: RequestKey | None = None, resource: str = ""
     ) -> RequestReceipt:
-        """Approve the scheduled planned maintenance of these VMs in one transaction (spec §6.4)."""
-        # VMs without such an event are skipped. `resource` is the id of the Azure resource that the caller named, if
-        # the request is to be found by it later.
+        """Approve the scheduled planned maintenance of these VMs in one transaction (spec §6.4).
+
+        VMs without such an event are skipped. `resource` is the id of the Azure resource that the caller named, if the
+        request is to be found by it later.
+        """
 
         async def attempt() -> RequestReceipt:
             pending = self._pending_maintenance(vms)

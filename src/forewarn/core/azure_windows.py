@@ -54,7 +54,6 @@ class AzureWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def with_default_duration(window: AzureWindow, scope: MaintenanceScope) -> AzureWindow:
-    """Return the window with the duration that Azure gives to this scope, if it has none."""
     if window.duration:
         return window
     minutes = _DURATIONS_MIN[scope][2]

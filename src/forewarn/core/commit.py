@@ -89,9 +89,11 @@ def scope_commit(old: Scope | None, new: Scope) -> Commit:
 
 
 def new_destinations(old: Scope | None, changed: Sequence[Event]) -> set[str]:
-    """Return the hosts (names) to which these changed events of a scope bring VMs, or begin to move them."""
-    # An event without acts in `old` has just started, so all its unfinished moves begin; of any other one, the moves
-    # that have succeeded since `old` count.
+    """Return the hosts (names) to which these changed events of a scope bring VMs, or begin to move them.
+
+    An event without acts in `old` has just started, so all its unfinished moves begin; of any other one, the moves that
+    have succeeded since `old` count.
+    """
     moving = [event for event in changed if any(act.to_host for act in event.acts)]
     if not moving:
         return set()

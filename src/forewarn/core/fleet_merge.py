@@ -43,7 +43,6 @@ class FleetMerge(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hosts_after(self) -> tuple[Host, ...]:
-        """All hosts that the fleet would have after the merge, as they would be then."""
         kept = () if self.remove_missing else self.missing_hosts
         return (*(new for _, new in self.hosts), *self.new_hosts, *kept)
 

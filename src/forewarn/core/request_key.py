@@ -22,9 +22,11 @@ _UUID_VERSION, _UUID_VARIANT = 0x80, 0x80  # bits of RFC 9562: version 8, whose 
 def make_request_key(
     caller: str, key: str, call: Mapping[str, Any], *, at: float, lifetime_s: float | None = None
 ) -> RequestKey:
-    """Return the request key of a call by `caller` (the id of a principal), who gave it the text `key`."""
-    # The request id follows from caller and key alone; only the digest depends on `call`. `at` is real time; after
-    # `lifetime_s` seconds the key is free again (None: never).
+    """Return the request key of a call by `caller` (the id of a principal), who gave it the text `key`.
+
+    The request id follows from caller and key alone; only the digest depends on `call`. `at` is real time; after
+    `lifetime_s` seconds the key is free again (None: never).
+    """
     digest = hashlib.sha256(msgspec.json.encode(call, order="deterministic")).hexdigest()
     return RequestKey(request_id=_derived_guid(caller, key), digest=digest, at=at, lifetime_s=lifetime_s)
 

@@ -25,11 +25,13 @@ class RequestState(StrEnum):
 
 
 def request_state(request: MaintenanceRequest, events: Sequence[Event], *, planned: int, skipped: bool) -> RequestState:
-    """Return the state of a request; `events` are all events that it published or approved."""
-    # When nothing is planned, live or open: FAILED if an event failed, CANCELED if some were withdrawn and none
-    # finished, else SUCCEEDED. `skipped`: part of it became impossible before its event was published. That counts as a
-    # withdrawal, but as not needed for work on a host, which the VM has left (spec §6.4). A rollout is judged by its
-    # tally, where VMs that still wait count as withdrawn.
+    """Return the state of a request; `events` are all events that it published or approved.
+
+    When nothing is planned, live or open: FAILED if an event failed, CANCELED if some were withdrawn and none finished,
+    else SUCCEEDED. `skipped`: part of it became impossible before its event was published. That counts as a withdrawal,
+    but as not needed for work on a host, which the VM has left (spec §6.4). A rollout is judged by its tally, where VMs
+    that still wait count as withdrawn.
+    """
     if planned or request.is_open or any(event.is_live for event in events):
         return RequestState.IN_PROGRESS
     if request.replay is not None:

@@ -42,7 +42,6 @@ def scale_set_resource_id(vm: Vm) -> str:
 
 
 def availability_set_resource_id(vm: Vm) -> str:
-    """Return the Azure resource id of the availability set that this VM is in; it must be in one."""
     group = group_resource_id(vm.subscription_id, vm.resource_group)
     return f"{group}/{_PROVIDER}/availabilitySets/{vm.availability_set}"
 

@@ -151,7 +151,6 @@ def _rollout_of(request: MaintenanceRequest) -> Rollout:
 
 
 def hosts_in_order(vms: Iterable[Vm]) -> list[tuple[str, list[Vm]]]:
-    """Return (name of a host, its VMs) for each host that `vms` are on."""
     by_host: dict[str, list[Vm]] = defaultdict(list)
     for vm in vms:
         by_host[vm.host].append(vm)
@@ -310,9 +309,11 @@ def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: Roll
 def count_rollout_vms(
     vms: Iterable[Vm], events: Sequence[Event], shared: Mapping[tuple[str, str], str] = MappingProxyType({})
 ) -> RolloutTally:
-    """Return how many VMs of a rollout are done, failed, started, scheduled, waiting and so on."""
-    # A VM counts once, by its newest event: a VM that came back to a host has several. `shared` has, by (scope id,
-    # name), the states of VMs on which another rollout does the work; they win over the rollout's own events.
+    """Return how many VMs of a rollout are done, failed, started, scheduled, waiting and so on.
+
+    A VM counts once, by its newest event: a VM that came back to a host has several. `shared` has, by (scope id, name),
+    the states of VMs on which another rollout does the work; they win over the rollout's own events.
+    """
     states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
     for event in events:
         states |= {(event.scope_id, name): state for name, state in rollout_vm_states(event)}

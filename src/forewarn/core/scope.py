@@ -118,7 +118,6 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return scope
 
     def with_incarnation_increased(self, by: int = 1) -> Scope:
-        """Return the scope with its incarnation greater by `by`."""
         return msgspec.structs.replace(self, incarnation=self.incarnation + by)
 
     def with_entries(self, *entries: HistoryEntry) -> Scope:

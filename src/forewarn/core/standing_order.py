@@ -92,9 +92,11 @@ def has_rules_of(order: StandingOrder, request: MaintenanceRequest) -> bool:
 
 
 def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> str:
-    """Return a sentence on why the order cannot visit all hosts within its interval; "" if it can."""
-    # `domains` has for each host with VMs how many update domains follow one another there. The estimate assumes no
-    # approvals, budgets or failures.
+    """Return a sentence on why the order cannot visit all hosts within its interval; "" if it can.
+
+    `domains` has for each host with VMs how many update domains follow one another there. The estimate assumes no
+    approvals, budgets or failures.
+    """
     notice_s, work_s = _visit_notice_s(order), _visit_work_s(order)
     needed = math.ceil(sum(domains) / order.at_once)
     possible = _possible_starts(order, needed, now)

@@ -64,9 +64,11 @@ def wave_specs(rollout: Rollout) -> tuple[WaveSpec, ...]:
 def wave_phase(
     rollout: Rollout, vms: Sequence[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent], now: float
 ) -> WavePhase:
-    """Return what the rollout does next about its waves: begin, work, settle or done."""
-    # A wave is over when it has no VM without an event and none of the rollout's events is planned or live; it settles
-    # for `rollout.settle_s` after the last end. Does not check whether the rollout is paused, held or has ended.
+    """Return what the rollout does next about its waves: begin, work, settle or done.
+
+    A wave is over when it has no VM without an event and none of the rollout's events is planned or live; it settles
+    for `rollout.settle_s` after the last end. Does not check whether the rollout is paused, held or has ended.
+    """
     remaining = remaining_vms(rollout, vms, events, planned)
     specs = wave_specs(rollout)
     following = rollout.wave

@@ -60,7 +60,6 @@ class CaseRecorder:
         return tuple(self._observations)
 
     def since_start(self, lab_time: float) -> float:
-        """Return this lab time (POSIX seconds) as seconds since the start of the case."""
         return lab_time - self._started_at
 
     async def sleep(self, seconds: float) -> None:

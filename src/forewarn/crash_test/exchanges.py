@@ -50,7 +50,6 @@ class Exchange:
 
     @property
     def version(self) -> str:
-        """The api-version of the request; "" if it has none."""
         target = self._target
         return "" if target is None else target.parameter("api-version") or ""
 

@@ -32,11 +32,13 @@ Span = tuple[float, float]  # from, until; seconds since the start of the case
 
 
 def obstructed_spans(observed: Observed, *, despite_disturbance: bool = False) -> list[Span]:
-    """Return the spans of time that do not count against the handler, in order, without overlaps."""
-    # In these spans the case or the platform had ended the program of the judged VM or not started it yet, the program
-    # was starting after that (5 s at most), the platform acted on its VM, or the case disturbed it, as with spoiled
-    # answers or a reboot, until a poll got a document again. With `despite_disturbance`, such disturbances are left
-    # out: a handler must be able to use the answers.
+    """Return the spans of time that do not count against the handler, in order, without overlaps.
+
+    In these spans the case or the platform had ended the program of the judged VM or not started it yet, the program
+    was starting after that (5 s at most), the platform acted on its VM, or the case disturbed it, as with spoiled
+    answers or a reboot, until a poll got a document again. With `despite_disturbance`, such disturbances are left out:
+    a handler must be able to use the answers.
+    """
     timeline, vm = observed.timeline, observed.vm
     spans = [*_not_running(timeline, vm), *_acted_on(timeline, vm)]
     if not despite_disturbance:
@@ -64,12 +66,14 @@ def deadline_after(spans: Sequence[Span], start: float, seconds: float) -> float
 
 
 def why_machine_was_slow(observed: Observed, start: float, deadline: float, event: str = "") -> str:
-    """Return why a deadline cannot be held against the handler, as a clause; "" if it can."""
-    # It cannot if the reference poller, a plain poller beside the handler, had no answer in the whole case, or got the
-    # event only after the deadline or never. Nor can it if, between `start` and `deadline`, that poller had no answer
-    # for more than 3 s and a quarter of the time, or the handler had to wait for a CPU for more than 3 s and a tenth of
-    # the time. With a handler that approves for its scope, the last reason counts for its copy on any VM, as copies
-    # wait for each other.
+    """Return why a deadline cannot be held against the handler, as a clause; "" if it can.
+
+    It cannot if the reference poller, a plain poller beside the handler, had no answer in the whole case, or got the
+    event only after the deadline or never. Nor can it if, between `start` and `deadline`, that poller had no answer for
+    more than 3 s and a quarter of the time, or the handler had to wait for a CPU for more than 3 s and a tenth of the
+    time. With a handler that approves for its scope, the last reason counts for its copy on any VM, as copies wait for
+    each other.
+    """
     timeline = observed.timeline
     answered = [
         poll.answered_at

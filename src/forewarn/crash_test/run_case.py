@@ -85,7 +85,6 @@ def main() -> int:
 
 
 def _run_task(task: CaseTask) -> RawCaseResult:
-    """Run the case of this task and return what was observed."""
     # Call it in the main thread, without a running event loop: it forks, and it handles SIGTERM and SIGINT meanwhile.
     received: list[int] = []  # signals to stop, before the stage is open
     earlier = {n: signal.signal(n, lambda number, frame: received.append(number)) for n in _STOP_SIGNALS}

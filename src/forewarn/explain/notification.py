@@ -72,9 +72,11 @@ def may_notify(entry: HistoryEntry) -> bool:
 
 
 def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> EventNotification | None:
-    """Return the notification that a history entry about an event leads to; None if it leads to none."""
-    # `vms` are the VMs that the event lists, even removed ones: resource, subscription, location and api-version come
-    # from one of them. Filters of webhooks are not applied: see `is_subscribed`.
+    """Return the notification that a history entry about an event leads to; None if it leads to none.
+
+    `vms` are the VMs that the event lists, even removed ones: resource, subscription, location and api-version come
+    from one of them. Filters of webhooks are not applied: see `is_subscribed`.
+    """
     status = _STATUS_BY_ENTRY_KIND.get(entry.what)
     if status is None or not event.listed or not vms:
         return None

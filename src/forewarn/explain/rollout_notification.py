@@ -42,7 +42,6 @@ def may_notify_of_rollout(entry: HistoryEntry) -> bool:
 
 
 def rollout_message(entry: HistoryEntry, request: MaintenanceRequest | None) -> NotificationMessage | None:
-    """Return the message about a rollout that a history entry leads to; None if it leads to none."""
     if not may_notify_of_rollout(entry):
         return None
     data: dict[str, Any] = {"text": entry.text, "by": entry.who}

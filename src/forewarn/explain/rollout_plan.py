@@ -120,9 +120,11 @@ def make_rollout_plan(
     hold: str = "",
     forecast: RolloutForecast | None = None,
 ) -> RolloutPlan:
-    """Return the plan of a rollout from its waves (`divide_into_waves`) and two simulations of it."""
-    # A simulation that was not made is None, and its times are missing. Without `latest`, or if it did not reach the
-    # end, the plan is cut. `forecast` stands in for `latest` where there is none.
+    """Return the plan of a rollout from its waves (`divide_into_waves`) and two simulations of it.
+
+    A simulation that was not made is None, and its times are missing. Without `latest`, or if it did not reach the end,
+    the plan is cut. `forecast` stands in for `latest` where there is none.
+    """
     waves = tuple(
         _planned_wave(rollout, index, members, earliest, latest, without_handler)
         for index, members in enumerate(divided)

@@ -33,10 +33,12 @@ def follow_devices(
     on_change: Callable[[ApplyOutcome], None],
     on_error: Callable[[ForewarnError], None],
 ) -> None:
-    """Apply the plan for what `read` returns, now and repeatedly, until SIGINT or SIGTERM."""
-    # Blocks, in the main thread; call it as root, within `exclusive_access`. A pass follows each change of network
-    # devices, and 5 s after the last pass anyway. Errors of the first pass are raised; later ones go to `on_error`, and
-    # the pass is repeated.
+    """Apply the plan for what `read` returns, now and repeatedly, until SIGINT or SIGTERM.
+
+    Blocks, in the main thread; call it as root, within `exclusive_access`. A pass follows each change of network
+    devices, and 5 s after the last pass anyway. Errors of the first pass are raised; later ones go to `on_error`, and
+    the pass is repeated.
+    """
     asyncio.run(_follow_until_signal(read, state_file, replace_earlier, on_change, on_error))
 
 

@@ -129,7 +129,6 @@ def _parse_table(table: Mapping[str, Any]) -> VmInterface:
 def checked_interface(
     *, vm: str, device: str, attachment: Attachment, mac: str = "", addresses: Iterable[str] = ()
 ) -> VmInterface:
-    """Return an interface with its values trimmed and checked."""
     # A port needs a MAC, because the rules that keep a VM to its own address begin with it.
     vm, device, mac = vm.strip(), device.strip(), mac.strip().lower()
     if not vm:

@@ -75,8 +75,10 @@ def read_links() -> dict[str, Link]:
 
 
 def read_machine(*, with_firewall: bool = True) -> HostState:
-    """Return what this host has now: devices, metadata address, sysctls, and our rules, routes and tables."""
-    # Only root may read the firewall; without `with_firewall` the state has no tables, as if none were loaded.
+    """Return what this host has now: devices, metadata address, sysctls, and our rules, routes and tables.
+
+    Only root may read the firewall; without `with_firewall` the state has no tables, as if none were loaded.
+    """
     addresses = _ip_json("-4", "addr", "show")
     tables = _read_tables() if with_firewall else set()
     return HostState(

@@ -233,8 +233,10 @@ def device_of(path: str) -> str:
 
 
 def former_values(machine: HostState, known: Mapping[str, FormerValue]) -> dict[str, FormerValue]:
-    """Return the values of all sysctls in `machine`, by path, as they were before any change of ours."""
-    # `known` values take precedence, except for a device that was created again since.
+    """Return the values of all sysctls in `machine`, by path, as they were before any change of ours.
+
+    `known` values take precedence, except for a device that was created again since.
+    """
     values = {}
     for path, value in machine.sysctls.items():
         link = machine.links.get(device_of(path))

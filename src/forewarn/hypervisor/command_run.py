@@ -81,9 +81,11 @@ class CommandRun:
         return cls(pid=pid, started=process_start_time(pid), output=output)
 
     async def wait(self, *, within_s: float) -> CommandResult:
-        """Wait for the end of the command, and return its exit code and the end of its output."""
-        # After `within_s` seconds the command is killed with its process group (`code` None). If the wait is cancelled,
-        # the command goes on, and its starter may wait again.
+        """Wait for the end of the command, and return its exit code and the end of its output.
+
+        After `within_s` seconds the command is killed with its process group (`code` None). If the wait is cancelled,
+        the command goes on, and its starter may wait again.
+        """
         deadline = asyncio.get_running_loop().time() + within_s
         interval_s = 0.005
         while (code := self._exit_code()) is None:

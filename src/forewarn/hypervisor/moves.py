@@ -122,7 +122,6 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, answer: ActDone | ActUnderWay, handover: MoveHandover = MoveHandover()) -> StepReport:
-        """Return the report with this answer, as `done` or `under_way`, and with what is handed over."""
         return cls(answer, None, handover) if isinstance(answer, ActDone) else cls(None, answer, handover)
 
     @property

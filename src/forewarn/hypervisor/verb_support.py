@@ -32,7 +32,6 @@ class VerbSupport:
 
     @classmethod
     def of(cls, hypervisor: Hypervisor) -> VerbSupport:
-        """Return which verbs this hypervisor supports; all of them if it is not a `LimitedHypervisor`."""
         if isinstance(hypervisor, LimitedHypervisor):
             return cls(verbs=hypervisor.supported_verbs, setting=hypervisor.verb_setting)
         return cls()

@@ -36,8 +36,6 @@ class FaultQuota(Protocol):
 
 
 class LocalFaultQuota:
-    """A `FaultQuota` in the memory of one process."""
-
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
 

@@ -191,7 +191,6 @@ class CallerDirectory:
                 on_assignment(attachment, None)
 
     def vm_at(self, attachment: str) -> str | None:
-        """Return the key of the VM that has this attachment; None if no VM has it, as for ""."""
         return self._vm_by_attachment.get(attachment)
 
 

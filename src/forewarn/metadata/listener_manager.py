@@ -70,9 +70,11 @@ class ListenerManager:
             opened.listener.close()
 
     def refresh(self) -> list[ListenerChange]:
-        """Check every listener, open or reopen what is possible now, and return only those that changed."""
-        # The caller closes the `previous` of each change. A listener that cannot be opened is `waiting`, even one that
-        # can never be opened.
+        """Check every listener, open or reopen what is possible now, and return only those that changed.
+
+        The caller closes the `previous` of each change. A listener that cannot be opened is `waiting`, even one that
+        can never be opened.
+        """
         changes = (self._refresh_one(spec) for spec in self._specs)
         return [change for change in changes if change is not None]
 

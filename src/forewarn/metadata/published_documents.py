@@ -136,9 +136,11 @@ class PublishedDocuments:
             entry.responses[poll, iso_dates] = response
 
     def rendered(self, view: GuestView, version: str, *, iso_dates: bool) -> RenderedDocument:
-        """Return the view's document as JSON in this api-version, cached; works for an outdated view too."""
-        # NotBefore of a scheduled event is an RFC 1123 date; with `iso_dates`, up to version 2017-08-01 only, an ISO
-        # date.
+        """Return the view's document as JSON in this api-version, cached; works for an outdated view too.
+
+        NotBefore of a scheduled event is an RFC 1123 date; with `iso_dates`, up to version 2017-08-01 only, an ISO
+        date.
+        """
         entry = self._entry_for(view)
         if entry is None:
             return self._render(view.document, version, iso_dates)

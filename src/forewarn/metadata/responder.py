@@ -151,10 +151,12 @@ class Responder:
         return self._record_and_serve(caller, read, user_agent_of(request), vm_faults)
 
     def cacheable_view(self, caller: Caller, request: HttpRequest) -> tuple[GuestView, str] | None:
-        """Return the caller's view and the api-version, if the response may be cached until the view changes."""
-        # That is for a poll, or for an approval that changes nothing (clients approve every listed event again and
-        # again), without a fault and without a rate limit. Call it after `respond`, and only if that returned an
-        # HttpResponse, which it does not check.
+        """Return the caller's view and the api-version, if the response may be cached until the view changes.
+
+        That is for a poll, or for an approval that changes nothing (clients approve every listed event again and
+        again), without a fault and without a rate limit. Call it after `respond`, and only if that returned an
+        HttpResponse, which it does not check.
+        """
         view = self._current_view(caller)
         if view is None or self._rate_limiter.is_enabled or self._faults.faults_for(view) is not None:
             return None

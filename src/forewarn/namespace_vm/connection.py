@@ -24,7 +24,6 @@ class ServiceConnection:
 
     @classmethod
     def open(cls, data: Path) -> ServiceConnection:
-        """Connect to the service of this data directory."""
         path = data / SERVICE_SOCKET
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -74,7 +73,6 @@ class ServiceConnection:
         return message
 
     async def send_hello(self, hello: JsonMessage) -> VmDescription:
-        """Send the hello (see `messages.hello_message`), and return the service's description of the VM."""
         await self.send(hello)
         try:
             reply = await asyncio.wait_for(self.receive(), _HELLO_TIMEOUT_S)

@@ -43,9 +43,11 @@ _NOT_RUNNING_STATES = frozenset("TtZX")  # stopped, traced, zombie, dead; see pr
 
 
 def run_init(control: socket.socket, spec: VmSpec) -> NoReturn:
-    """Set up the VM and run as its first process until the supervisor closes `control`; never returns."""
-    # Call it in the new namespaces, as pid 1. It first sends `{"ready": ADDRESS, "notes": MISSING_FEATURES}`, or
-    # `{"error": [ERRNO, MESSAGE]}`, and exits.
+    """Set up the VM and run as its first process until the supervisor closes `control`; never returns.
+
+    Call it in the new namespaces, as pid 1. It first sends `{"ready": ADDRESS, "notes": MISSING_FEATURES}`, or
+    `{"error": [ERRNO, MESSAGE]}`, and exits.
+    """
     vm_init = None
     try:
         if spec.network_mode is not NetworkMode.JOINED:  # a joined network must be restored first

@@ -35,7 +35,6 @@ def add_address(device: str, interface: IPv4Interface) -> None:
 
 
 def remove_address(device: str, interface: IPv4Interface) -> None:
-    """Remove an address from a device (by name) of the current namespace."""
     _send_request(_RTM_DELADDR, _address_message(device, interface))
 
 

@@ -24,8 +24,10 @@ class VmFiles:
 
 
 def mount_private_files(files: VmFiles) -> None:
-    """Mount the VM's disk and its /tmp in the current mount namespace, and change into the disk."""
-    # Call it only in a mount namespace of the VM: it covers /tmp.
+    """Mount the VM's disk and its /tmp in the current mount namespace, and change into the disk.
+
+    Call it only in a mount namespace of the VM: it covers /tmp.
+    """
     syscalls.mount_tmpfs(str(files.disk), files.disk_bytes)
     shutil.copytree(files.disk_contents, files.disk, symlinks=True, dirs_exist_ok=True)
     for name in files.shared_tmp_entries:

@@ -70,8 +70,6 @@ class Terminal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorConfig:
-    """What a supervisor runs, and for which service."""
-
     name: str  # the VM's name, `group/name` or key, ignoring letter case
     program: tuple[str, ...]  # with its arguments
     data: Path  # the service's data directory

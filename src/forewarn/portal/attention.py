@@ -68,10 +68,11 @@ def _page_link(title: str, path: str, **query: str) -> AttentionLink:
 
 
 async def find_attention(context: PortalContext) -> tuple[AttentionItem, ...]:
-    """Return what needs a person, as far as the user may see it; urgent items first."""
-    # There is one item per kind, but one for each rollout. An event that an unprepared VM waits for does not count as
-    # one without an approval. A failed act counts until one succeeds on its VM. The indexes of the context must be
-    # built.
+    """Return what needs a person, as far as the user may see it; urgent items first.
+
+    There is one item per kind, but one for each rollout. An event that an unprepared VM waits for does not count as one
+    without an approval. A failed act counts until one succeeds on its VM. The indexes of the context must be built.
+    """
     scheduled = list(context.events.scheduled(context.visible_scopes()))
     expected = await expected_events(context.store, context.dependencies.pace_of, scheduled)
     unprepared = {

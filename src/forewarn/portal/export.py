@@ -47,9 +47,11 @@ class SvgExportable(Protocol):
 
 
 def encode_csv(view: CsvExportable) -> bytes:
-    """Return the table of a page as a CSV file in UTF-8, with the column names as the first line."""
-    # A cell whose text a spreadsheet would run as a formula gets an apostrophe in front. Call it in a thread: the whole
-    # fleet takes a while.
+    """Return the table of a page as a CSV file in UTF-8, with the column names as the first line.
+
+    A cell whose text a spreadsheet would run as a formula gets an apostrophe in front. Call it in a thread: the whole
+    fleet takes a while.
+    """
     table = view.table()
     text = io.StringIO()
     writer = csv.writer(text)

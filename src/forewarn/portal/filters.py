@@ -90,7 +90,6 @@ def resolve(
     find: Callable[[str], Found],
     offer: Callable[[str], Iterable[FilterChoice]] = lambda value: (),
 ) -> Found | None:
-    """Return what `find` returns for `value`; None, without calling it, if `value` is ""."""
     if not value:
         return None
     try:

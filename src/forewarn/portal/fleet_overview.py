@@ -79,11 +79,9 @@ class GroupOverview:
         return len(self._block_by_vm)
 
     def block_of(self, key: str) -> VmBlock | None:
-        """Return the block that the VM with this key is in; None if the VM is not in this group."""
         return self._block_by_vm.get(key)
 
     def state_of(self, key: str) -> VmState:
-        """Return the state of the VM with this key; GONE if the VM is not in this group."""
         return self.non_running.get(key, VmState.RUNNING) if key in self._block_by_vm else VmState.GONE
 
     def count_states(self, visible: VisibleKeys) -> Counter[VmState]:
@@ -116,7 +114,6 @@ class GroupOverview:
         return True
 
     def set_state(self, key: str, state: VmState) -> None:
-        """Set the state of the VM with this key."""
         if state is VmState.RUNNING:
             self.non_running.pop(key, None)
         else:
@@ -184,8 +181,10 @@ class FleetOverview:
         await asyncio.shield(self._build_task)
 
     def changes_in(self, commit: Commit) -> Sequence[VmStateChange]:
-        """Return key and new state of each VM whose state or block a commit changed; GONE for removed VMs."""
-        # Call it only in a subscriber of the store, for the commit being published; several subscribers may call it.
+        """Return key and new state of each VM whose state or block a commit changed; GONE for removed VMs.
+
+        Call it only in a subscriber of the store, for the commit being published; several subscribers may call it.
+        """
         if self._last_commit is not commit:
             self._last_commit, self._last_changes = commit, self._apply_commit(commit)
         return self._last_changes

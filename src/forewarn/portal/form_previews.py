@@ -92,8 +92,6 @@ def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def rollout_change_preview(effect: str) -> PreviewSentences:
-    """Return a preview of a change to a rollout: a function that returns two sentences."""
-
     def preview(context: RequestContext, call: HandlerCall) -> list[str]:
         request = context.find_rollout(call.path_params["id"])
         rollout = request.rollout

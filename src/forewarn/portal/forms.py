@@ -42,8 +42,6 @@ _MAX_VMS_CHECKED = 5_000  # in a larger fleet a form offers VMs without checking
 
 
 class FieldChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One option that a form field offers."""
-
     value: str  # that the form submits, such as a VM's key
     text: str  # its label
     note: str = ""  # after the label, such as the host of a VM

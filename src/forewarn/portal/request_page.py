@@ -139,7 +139,6 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
 
 
 def request_page_path(context: RequestContext, request_id: str) -> str:
-    """Return the path of the page of a request, or of the rollout if it is one."""
     request = context.store.request(request_id)
     if request is None or not context.visibility.can_see_request(request):
         return ""

@@ -27,7 +27,6 @@ class RolloutCheckRow(BaseView, frozen=True, kw_only=True):
 
 
 def rollout_check_rows(context: RequestContext, request: MaintenanceRequest) -> tuple[RolloutCheckRow, ...]:
-    """Return the health checks of a rollout with their latest measurements; () if it has none."""
     if request.rollout is None or not request.rollout.checks:
         return ()
     newest_first = context.store.measurements(request.id, limit=_MAX_MEASUREMENTS)[::-1]

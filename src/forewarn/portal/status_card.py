@@ -50,7 +50,6 @@ def _may_withdraw_event(context: RequestContext, event: Event) -> bool:
 
 
 def event_status_card(context: RequestContext, event: Event, *, others: int = 0) -> EventStatusCard:
-    """Return the card of one event, live or over."""
     event = context.visibility.shown_event(event)
     wait = ViewBuilder(context).pending_wait(event)
     return EventStatusCard(

@@ -57,7 +57,6 @@ class TimeWindow(BaseView, frozen=True, kw_only=True):
 
     @property
     def span_s(self) -> float:
-        """The length of the window in seconds."""
         return self.until - self.since
 
     @property
@@ -227,7 +226,6 @@ class EventRow(BaseView, frozen=True, kw_only=True):
 
 
 def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> EventRow:
-    """Return the row of an event. Reads no store."""
     return EventRow(
         id=event.id,
         scope=event.scope_id,
@@ -311,8 +309,6 @@ class ChartMark(BaseView, frozen=True, kw_only=True):
 
 
 class EventBar(BaseView, frozen=True, kw_only=True):
-    """The bar of one event in a timeline chart."""
-
     row: EventRow
     y: float  # of its top, in pixels from the top of the chart
     parts: tuple[BarSegment, ...]  # in drawing order: later ones cover earlier ones
@@ -347,7 +343,6 @@ class TimelineChart(BaseView, frozen=True, kw_only=True):
 
     @property
     def band_height(self) -> int:
-        """The height of the title of each band in pixels."""
         return BAND_HEIGHT
 
     @property

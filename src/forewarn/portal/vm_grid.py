@@ -101,7 +101,6 @@ def vm_block_view(
     *,
     title: str,
 ) -> VmBlockView:
-    """Return the view of a block: one scope, or the scopes of standalone VMs."""
     single_scope = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
     paces = [pace for pace in map(pace_of, visible_keys) if pace is not None]
     live = [event for scope in scopes for event in scope.live_events()]

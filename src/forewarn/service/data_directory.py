@@ -98,7 +98,6 @@ class DataDirectory:
 
     @property
     def vms(self) -> Path:
-        """The path of the directory that has one directory for each namespace VM."""
         return self.path / VMS_DIRECTORY
 
     @property

@@ -27,7 +27,6 @@ def open_hypervisor(
     supervisors: SupervisorRegistry,
     is_confirmed_down: Callable[[str], bool],
 ) -> Hypervisor:
-    """Open the hypervisor that the settings choose, on the files of the data directory."""
     kind = settings.chosen_hypervisor
     if kind is HypervisorKind.NODES:
         raise Rejected("host nodes perform the acts of a service with a bus: it has no hypervisor of its own")

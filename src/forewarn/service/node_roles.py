@@ -84,7 +84,6 @@ def space_problem(free_bytes: int | None) -> str:
 
 
 def can_take_over(role: str, problem: str) -> bool:
-    """Return whether a node with this role and problem ("": none) is a standby that can take over."""
     return role == NodeRole.STANDBY and (not problem or tells_of_lost_commits(problem))
 
 

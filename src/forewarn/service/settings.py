@@ -145,7 +145,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def directory(self) -> Path:
-        """The data directory, `data`, as a path."""
         return Path(self.data)
 
     @property

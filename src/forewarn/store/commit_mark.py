@@ -81,7 +81,6 @@ class _Mark(NamedTuple):
 
 
 def mark_path(store: Path) -> Path:
-    """Return the path of the mark of the store in this file."""
     return store.with_name(store.name + MARK_SUFFIX)
 
 

@@ -68,7 +68,6 @@ def begin_new_epoch(
 
 
 def highest_numbers(execute: Execute) -> HighestNumbers:
-    """Return the highest epoch and incarnation of the scopes in a store."""
     (row,) = execute(_HIGHEST, ()).fetchall()
     return HighestNumbers(*map(int, row))
 

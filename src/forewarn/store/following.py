@@ -131,7 +131,6 @@ class CopyFollower:
         return position
 
     def load(self, name: str) -> bytes | None:
-        """Return the saved value with this name in the copy."""
         row = self._db.execute("SELECT value FROM saved WHERE name = ?", (name,)).fetchone()
         return row[0] if row else None
 

@@ -256,10 +256,12 @@ def failure_reason(url: str, error: psycopg.Error) -> str:
 
 
 def transaction_settings(lock_s: float, idle_s: float) -> str:
-    """Return SQL that limits lock waits and idle time (seconds) in the rest of a transaction."""
-    # After `idle_s` without a statement the server ends the session, so that a node that vanishes within a transaction
-    # does not keep the lease locked. Only the transaction has these settings, because a pooler may give the next one to
-    # another server process.
+    """Return SQL that limits lock waits and idle time (seconds) in the rest of a transaction.
+
+    After `idle_s` without a statement the server ends the session, so that a node that vanishes within a transaction
+    does not keep the lease locked. Only the transaction has these settings, because a pooler may give the next one to
+    another server process.
+    """
     return (
         f"SELECT set_config('lock_timeout', '{lock_s * 1000:.0f}', true), "
         f"set_config('idle_in_transaction_session_timeout', '{idle_s * 1000:.0f}', true)"

@@ -91,7 +91,6 @@ def read_webhook(body: bytes, cursor: int) -> WebhookSubscription:
 
 
 def read_delivery(row: tuple[Any, ...]) -> EventDelivery:
-    """Return a delivery from a row of `queries.deliveries_by`."""
     event_id, scope_id, vm, status, version, incarnation, at = row
     return EventDelivery(
         event_id=event_id, scope_id=scope_id, vm=vm, status=status, version=version, incarnation=incarnation, at=at
@@ -222,7 +221,6 @@ def webhook_row(webhook: WebhookSubscription) -> SqlRow:
 
 
 def configuration_row(value: MaintenanceConfiguration | ConfigurationAssignment) -> SqlRow:
-    """Return the row of a maintenance configuration, or of an assignment of one, as column → value."""
     return {"id": value.key, "body": _encode(value)}
 
 

@@ -63,7 +63,6 @@ async def run_request(
 
 
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Read and return the whole body of a request; b"" if it has none."""
     body = await read_limited_body(request, max_bytes)
     if body is None:
         raise BodyTooLarge(max_bytes)

@@ -16,7 +16,6 @@ MAX_KEY_LENGTH = 255
 
 
 def read_idempotency_key(headers: Headers) -> str:
-    """Return the value of the header `Idempotency-Key`; "" if there is none."""
     values = headers.getlist(IDEMPOTENCY_KEY_HEADER)
     if not values:
         return ""

@@ -252,7 +252,6 @@ def live_events_of_vm(scope: Scope, name: str) -> list[Event]:
 
 
 def vm_supervisor_view(name: str, supervisor: VmSupervisorInfo) -> VmSupervisorView:
-    """Return the view of the supervisor process of the namespace VM with this name."""
     return VmSupervisorView(
         vm=name,
         pid=supervisor.pid,

@@ -57,7 +57,6 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int:
-        """The process id of the worker."""
         return self._process.pid
 
     @property

@@ -25,5 +25,4 @@ async def perform_request(backend: MetadataBackend, request: WorkerRequest) -> R
 
 
 def vm_of_request(request: WorkerRequest) -> str:
-    """Return the key of the VM that a request is about."""
     return request.identity.vm if isinstance(request, WorkerTokenRequest) else request.vm

@@ -118,8 +118,6 @@ _SERVERS_EXAMPLE = '["web/web-0"]'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainHaproxyOptions:
-    """The validated options of the reaction `drain-haproxy`."""
-
     socket: str  # HAProxy's runtime API: the path of a unix socket, or host:port
     servers: tuple[str, ...]  # patterns (`web/*`) of backend/server, case-sensitive; {vm} in them is this VM's name
     wait: bool = True  # True: `do` waits until the sessions of these servers have ended

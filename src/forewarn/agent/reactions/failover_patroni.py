@@ -130,8 +130,6 @@ def _parse_member(raw: dict[str, Any]) -> _PatroniMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverPatroniOptions:
-    """The validated options of the reaction `failover-patroni`."""
-
     api: _PatroniApi  # the REST API of this node's Patroni: `url`, `user`, `password_file` and `ca_file`
     candidate: str = ""  # name of the member to lead; "": a replica that the event does not list, if any, else another
     return_leadership: bool = False  # True: take leadership back when the event is gone

@@ -87,9 +87,11 @@ async def send_call(call: HttpCall, *, timeout_s: float = CALL_TIMEOUT_S) -> Htt
 
 
 async def send_with_retries(call: HttpCall, context: StepContext, *, wait_s: float = 0.5) -> HttpReply:
-    """Send a call; retry while there is no reply, or the status is 408, 425, 429, 500, 502, 503 or 504."""
-    # The delays double from `wait_s` seconds to 15 s, as long as the step's time lasts. The receiver may get the call
-    # more than once.
+    """Send a call; retry while there is no reply, or the status is 408, 425, 429, 500, 502, 503 or 504.
+
+    The delays double from `wait_s` seconds to 15 s, as long as the step's time lasts. The receiver may get the call
+    more than once.
+    """
     reserved_s = reserve_s(context)
     while True:
         try:

@@ -127,8 +127,6 @@ def _read_wait(raw_call: RawOptions) -> _ConfiguredWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeavePoolOptions:
-    """The validated options of the reaction `leave-pool`."""
-
     leave: _ConfiguredCall  # the HTTP call that takes the VM out of the pool
     back: _ConfiguredCall | None = None  # the one that takes it back when the event is gone; None: nothing to undo
     wait: _ConfiguredWait | None = None  # a GET to repeat after `leave` until its condition is met; None: do not wait

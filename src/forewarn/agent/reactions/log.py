@@ -22,8 +22,6 @@ _PRIORITY_WARNING, _PRIORITY_NOTICE = "4", "5"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    """The validated options of the reaction `log`."""
-
     file: Path | None = None  # the file to append JSON lines to; None: write to the systemd journal
     journal: Path = SYSTEMD_JOURNAL_SOCKET  # unix socket of the systemd journal, used without `file`
 

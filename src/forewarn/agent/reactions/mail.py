@@ -156,8 +156,6 @@ _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MailOptions:
-    """The validated options of the reaction `mail`."""
-
     server: _SmtpServerConfig  # the SMTP server: host, port, security, credentials, CAs
     sender: str  # the mail address of `from`
     receivers: tuple[str, ...]  # the mail addresses of `to`, at least one

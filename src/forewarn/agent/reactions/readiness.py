@@ -39,8 +39,6 @@ def _local_port(row: list[str]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadinessOptions:
-    """The validated options of the reaction `readiness`."""
-
     file: Path | None = None  # an empty file that exists while the VM is not ready; None: no file
     notice_s: float = 0.0  # seconds to wait for health checks to notice that the VM is not ready
     ports: tuple[int, ...] = ()  # local TCP ports: wait until they have no connections; (): do not wait

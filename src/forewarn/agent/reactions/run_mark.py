@@ -84,8 +84,10 @@ def read_run_mark(folder: Path) -> RunMark | None:
 
 
 async def end_orphan_processes(folder: Path, grace_s: float) -> None:
-    """End processes of an earlier command in this step's folder whose end no agent saw."""
-    # They get SIGTERM, and SIGKILL after `grace_s` seconds. A process that does not end keeps the mark, and is logged.
+    """End processes of an earlier command in this step's folder whose end no agent saw.
+
+    They get SIGTERM, and SIGKILL after `grace_s` seconds. A process that does not end keeps the mark, and is logged.
+    """
     mark = read_run_mark(folder)
     if mark is None:
         return

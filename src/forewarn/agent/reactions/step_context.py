@@ -25,8 +25,10 @@ def reserve_s(context: StepContext) -> float:
 
 
 async def wait_until(context: StepContext, poll: Callable[[], Awaitable[T]], every_s: float = 0.25) -> T:
-    """Call `poll` every `every_s` seconds, at least once, until its result is true or the time is over."""
-    # The time is over `reserve_s` before the end of the step's budget; a `poll` that runs then is not cancelled.
+    """Call `poll` every `every_s` seconds, at least once, until its result is true or the time is over.
+
+    The time is over `reserve_s` before the end of the step's budget; a `poll` that runs then is not cancelled.
+    """
     reserved_s = reserve_s(context)
     while not (result := await poll()) and (left_s := context.left_s() - reserved_s) > 0:
         await asyncio.sleep(min(every_s, left_s))

@@ -34,8 +34,6 @@ from forewarn.agent.reactions.step_context import load_undo_notes, reserve_s, sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopProcessesOptions:
-    """The validated options of the reaction `stop-processes`."""
-
     # One of `pid_file`, `exe` and `command` is given: without any, all processes of that user would be ended.
 
     pid_file: Path | None = None  # contains the pid; None: use `exe`, `command` and `uid`

@@ -21,8 +21,6 @@ _AGENT_UNIT = "forewarn-agent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopUnitsOptions:
-    """The validated options of the reaction `stop-units`."""
-
     units: tuple[str, ...]  # in the order in which they are stopped
     user: bool = False  # True: units of the agent's user (`systemctl --user`); False: of the system
 

@@ -29,8 +29,6 @@ _CLOUD_EVENT_TYPES = {StepPhase.DO: "Forewarn.Agent.EventNoticed", StepPhase.UND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookOptions:
-    """The validated options of the reaction `webhook`."""
-
     url: str  # receives the POST
     secret_file: Path | None = None  # file with the key of the signature (HMAC-SHA256); None: not signed
     ca_file: Path | None = None  # None: the system's CAs

@@ -56,7 +56,6 @@ class VmBatch:
 def expand_hosts(
     file: ParsedFleetFile, problems: ProblemCollector
 ) -> list[tuple[Host, ParsedTable[tables.HostsTable]]]:
-    """Return the hosts of all [[hosts]] tables in the order of the file, each with its table."""
     found: list[tuple[Host, ParsedTable[tables.HostsTable]]] = []
     for table in file.hosts:
         check_zone(table, f"host {table.content.name!r}", problems)

@@ -159,9 +159,11 @@ def find_parent(
     file: ParsedFleetFile,
     problems: ProblemCollector,
 ) -> ParentResource | None:
-    """Return the set or service that a [[vms]] table names; None unless it names exactly one declared one."""
-    # It is searched in the resource group of `template`; then, if the table names no group or subscription and only one
-    # has that name, in all groups.
+    """Return the set or service that a [[vms]] table names; None unless it names exactly one declared one.
+
+    It is searched in the resource group of `template`; then, if the table names no group or subscription and only one
+    has that name, in all groups.
+    """
     named = sorted(key for key in PARENT_KEYS if table.has(key))
     if len(named) > 1:
         what = f"VM {table.content.name!r} is in more than one set or service: {', '.join(named)}"

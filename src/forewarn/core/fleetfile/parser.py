@@ -35,7 +35,6 @@ class ParsedTable(Generic[T_co]):
         return self.lines.line_of((*self.path, next(written, "")))
 
     def has(self, key: str) -> bool:
-        """Return whether the table has this key with a valid value."""
         return key in self.given_keys
 
 

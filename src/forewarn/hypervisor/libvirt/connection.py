@@ -83,10 +83,11 @@ class DomainChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LibvirtConnection:
-    """The connection to one host's libvirt, opened by the first call, and again after it was lost."""
+    """The connection to one host's libvirt, opened by the first call, and again after it was lost.
 
-    # `on_change` is called in the event loop for each change that the host reports, and when the connection is lost or
-    # found again. `on_open` is called in a thread for each new connection, which is closed again if it raises.
+    `on_change` is called in the event loop for each change that the host reports, and when the connection is lost or
+    found again. `on_open` is called in a thread for each new connection, which is closed again if it raises.
+    """
 
     def __init__(
         self,

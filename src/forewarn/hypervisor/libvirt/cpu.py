@@ -22,8 +22,10 @@ class CpuNeeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cpu_needs(domain: str, host_cpu: str) -> str:
-    """Return what a running domain needs from the CPU of another host, as JSON; "": nothing, or not known."""
-    # Pass the running XML: a stored one may name no CPU model. A domain that sees its host's CPU needs the same one.
+    """Return what a running domain needs from the CPU of another host, as JSON; "": nothing, or not known.
+
+    Pass the running XML: a stored one may name no CPU model. A domain that sees its host's CPU needs the same one.
+    """
     root = parse_xml(domain)
     cpu, os_type = root.find("cpu"), root.find("os/type")
     if cpu is None:
@@ -43,7 +45,6 @@ def cpu_needs(domain: str, host_cpu: str) -> str:
 
 
 def parse_cpu_needs(text: str) -> CpuNeeds:
-    """Return the needs that `cpu_needs` has encoded as this text."""
     return msgspec.json.decode(text, type=CpuNeeds)
 
 

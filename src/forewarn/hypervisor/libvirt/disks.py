@@ -31,7 +31,6 @@ def delete_disks(session: LibvirtSession, host: str, vm: str, paths: Sequence[st
 
 
 def volumes_of(session: LibvirtSession, paths: Sequence[str]) -> dict[str, str]:
-    """Return the XML of the volumes with these paths, by path."""
     found = {path: session.storage.volume_xml(path) for path in paths if _has_active_pool(session, path)}
     return {path: volume for path, volume in found.items() if volume is not None}
 
@@ -44,9 +43,11 @@ def require_new_disks(
     paths: Sequence[str],
     volumes: Mapping[str, str],
 ) -> None:
-    """Refuse if the host cannot create these disks. Creates none."""
-    # `volumes` has the XML of the disks on another host; what this host lacks is saved in `copies`, from which
-    # `empty_ephemeral_disks` creates them.
+    """Refuse if the host cannot create these disks. Creates none.
+
+    `volumes` has the XML of the disks on another host; what this host lacks is saved in `copies`, from which
+    `empty_ephemeral_disks` creates them.
+    """
     _require_pools(session, host, vm, paths)
     for path in paths:
         if session.storage.volume_xml(path) is not None:
@@ -58,8 +59,10 @@ def require_new_disks(
 
 
 def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Replace the VM's ephemeral disks with empty ones: delete and create each of them."""
-    # The next call finishes a call that was interrupted. The VM must be off, which is not checked.
+    """Replace the VM's ephemeral disks with empty ones: delete and create each of them.
+
+    The next call finishes a call that was interrupted. The VM must be off, which is not checked.
+    """
     paths = ephemeral_disks(session.stored_xml(vm))
     _require_pools(session, host, vm, paths)
     for path in paths:

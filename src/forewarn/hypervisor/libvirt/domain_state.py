@@ -146,7 +146,6 @@ _KINDS = {0: ChangeKind.DEFINED, 1: ChangeKind.UNDEFINED, 8: ChangeKind.CRASHED}
 
 
 def change_kind(event: int, detail: int) -> ChangeKind | None:
-    """Return what a lifecycle event of a domain means."""
     match event:
         case 2:
             return ChangeKind.ARRIVED if detail == 1 else ChangeKind.STARTED

@@ -52,8 +52,6 @@ class MoveMark(StrEnum):
 
 
 class DomainDisk(msgspec.Struct, frozen=True, kw_only=True):
-    """One disk of a VM, as its domain XML describes it."""
-
     target: str  # its name in the definition, such as vda
     source: str  # path on the host, POOL/VOLUME, or a name in network storage; "": an empty drive
     device: str = "disk"  # or cdrom, floppy, lun
@@ -151,7 +149,6 @@ def mark_element(mark: MachineMark) -> str:
 
 
 def parse_mark(element: str | None) -> MachineMark | None:
-    """Return the mark in this metadata element; None if there is no element (None)."""
     if element is None:
         return None
     found = parse_xml(element, root_tag="mark")
@@ -186,7 +183,6 @@ def with_own_metadata(xml: str, *, mark: MachineMark | None, move: MoveMark | No
 
 
 def pool_directory(pool: str) -> str:
-    """Return the directory in which a storage pool has its volumes; "" if it has none."""
     return parse_xml(pool, root_tag="pool").findtext("target/path", "")
 
 
@@ -214,7 +210,6 @@ def _element_text(tag: str, attributes: dict[str, str]) -> str:
 
 
 def parse_xml(text: str, *, root_tag: str = "domain") -> ET.Element:
-    """Parse XML text from a host, and return its root element."""
     # Document types are not allowed, because their entities could fill the memory.
     if len(text) > _MAX_XML_CHARACTERS or "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise Rejected(f"the XML of a {root_tag} is longer than 4 MiB or has a document type: it is not read")

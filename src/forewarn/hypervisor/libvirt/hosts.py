@@ -40,7 +40,6 @@ class LibvirtHosts:
         return tuple(connection.name for connection in self._connections.values())
 
     def connection(self, host: str) -> LibvirtConnection:
-        """Return the connection to this host, open or not."""
         connection = self._connections.get(host.casefold())
         if connection is None:
             raise Refused(f"the settings say nothing about host {host}: add [libvirt.hosts.{host}] with its uri")
@@ -49,10 +48,12 @@ class LibvirtHosts:
     async def run(
         self, host: str, vm: str, what: str, work: Callable[[LibvirtSession], T], *, is_exclusive: bool = False
     ) -> T:
-        """Run `work` in a thread with the host's session, and return its result."""
-        # `work` may run twice, if the connection ends meanwhile, and may go on after HostUnreachable. With
-        # `is_exclusive`, only one such work runs on the VM at a time. `what` says in errors what could not be done with
-        # the VM.
+        """Run `work` in a thread with the host's session, and return its result.
+
+        `work` may run twice, if the connection ends meanwhile, and may go on after HostUnreachable. With
+        `is_exclusive`, only one such work runs on the VM at a time. `what` says in errors what could not be done with
+        the VM.
+        """
         try:
             return await self.connection(host).call(work, exclusive=vm if is_exclusive else "")
         except LibvirtFailure as failure:

@@ -47,8 +47,10 @@ class LiveMigrations:
         return task is not None and not task.done()
 
     async def begin(self, source: LibvirtConnection, target: LibvirtConnection, vm: str) -> None:
-        """Begin to migrate the VM live, unless the source does already; returns before the migration is over."""
-        # When it succeeds, the source's definition is marked SENT. Does not check that the target waits for the VM.
+        """Begin to migrate the VM live, unless the source does already; returns before the migration is over.
+
+        When it succeeds, the source's definition is marked SENT. Does not check that the target waits for the VM.
+        """
         if (await source.call(lambda session: session.progress(vm))).is_active:
             return  # by its own daemon, since before this process started
         mark = parse_mark(await target.call(lambda session: session.metadata(vm, MARK_NAMESPACE, STORED)))

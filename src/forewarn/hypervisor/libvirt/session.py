@@ -48,8 +48,6 @@ OnClose = Callable[[], None]  # the daemon ended the connection; called in libvi
 
 
 class FoundDomain(msgspec.Struct, frozen=True, kw_only=True):
-    """A domain as a host lists it; `LibvirtSession.domains` returns it."""
-
     name: str  # of the domain
     is_active: bool  # it has a process, running or paused
     is_stored: bool  # False: transient, so the host forgets it when it ends

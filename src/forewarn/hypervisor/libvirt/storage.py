@@ -28,7 +28,6 @@ class LibvirtStorage:
         self._failures = failures
 
     def find_pool(self, path: str) -> StoragePool | None:
-        """Return the storage pool that manages this path; None if none does."""
         with self._failures():
             found = [StoragePool(name=pool.name(), is_active=bool(pool.isActive())) for pool in self._pools(path)]
         return max(found, key=lambda pool: pool.is_active, default=None)
@@ -42,7 +41,6 @@ class LibvirtStorage:
         return True
 
     def volume_xml(self, path: str) -> str | None:
-        """Return the XML of the volume with this path; None if there is no such volume."""
         if not self._has_volume(path):
             return None
         with self._failures():

@@ -61,8 +61,6 @@ class MigrationProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VmNeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a VM needs from a host."""
-
     memory_mib: int  # memory that must be free, in MiB
     cpu: str = ""  # for `MachineDriver.can_run_cpu`, in the driver's own words; "": any host can run it
 

@@ -123,9 +123,11 @@ class MachineOperations:
         now: float,
         source: MachineState | None = None,
     ) -> Observation:
-        """Ask the hosts of the act about its VM, and return what they report now."""
-        # A host that does not answer has the state None; so has the destination while it receives a guest, since it
-        # would not answer soon. A given `source` counts as the state on the source, which is not asked.
+        """Ask the hosts of the act about its VM, and return what they report now.
+
+        A host that does not answer has the state None; so has the destination while it receives a guest, since it would
+        not answer soon. A given `source` counts as the state on the source, which is not asked.
+        """
         needs_progress = act.is_live and act.step in _STEPS_WITH_PROGRESS
         progress = await self._progress(act) if needs_progress else None
         is_known = progress is not None or not needs_progress  # a state alone does not show whether it is sending
@@ -207,10 +209,11 @@ class MachineOperations:
         await clock.sleep_until(until)
 
     async def find_mark(self, act: MachineActRecord, *, is_final: bool) -> FoundMark | None:
-        """Return where the act continues, as its marks say; None if its hosts have no mark of this act."""
-        # On the destination of a move only a mark of ACTIVATE counts; on the source, any but ACTIVATE and CLEAN_UP.
-        # With `is_final`, and for a source that has failed or is confirmed down, a silent host counts as one without a
-        # mark.
+        """Return where the act continues, as its marks say; None if its hosts have no mark of this act.
+
+        On the destination of a move only a mark of ACTIVATE counts; on the source, any but ACTIVATE and CLEAN_UP. With
+        `is_final`, and for a source that has failed or is confirmed down, a silent host counts as one without a mark.
+        """
         if act.is_move:
             mark = await self._read_mark(act, act.destination, may_skip=is_final)
             if mark is not None and mark.step == Step.ACTIVATE:

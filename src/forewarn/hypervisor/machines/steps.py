@@ -76,7 +76,6 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step(self) -> Step:
-        """The latest step that the act has entered."""
         return self.steps[-1].step
 
     @property

@@ -131,7 +131,6 @@ class SupervisorConnection:
         return message if message is not None and message.is_final else None
 
     async def wait_for_answer(self, act_id: str, *, within_s: float, final: bool) -> SupervisorMessage | None:
-        """Wait for an answer to an act, or with `final` for its final answer, and return it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while (message := self._answers.get(act_id)) is None or (final and not message.is_final):

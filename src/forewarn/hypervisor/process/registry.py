@@ -130,7 +130,6 @@ class SupervisorRegistry:
             )
 
     def is_recorded(self, vm: str, hello: SupervisorHello) -> bool:
-        """Return whether the process of this hello is the recorded supervisor of the VM with this key."""
         record = self._records.get(vm)
         return record is not None and (record.pid, record.started) == hello.process_identity
 

@@ -39,10 +39,11 @@ class LockRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskLocks:
-    """Records which QEMU processes hold their VMs' disk locks, and tells whether the locks are free."""
+    """Records which QEMU processes hold their VMs' disk locks, and tells whether the locks are free.
 
-    # Only the locks below `directories` count, which must be on local file systems. `records` is a directory of this
-    # machine, which outlives the hosts.
+    Only the locks below `directories` count, which must be on local file systems. `records` is a directory of this
+    machine, which outlives the hosts.
+    """
 
     def __init__(self, directories: Sequence[str], records: Path) -> None:
         self._directories = [Path(directory) for directory in directories]

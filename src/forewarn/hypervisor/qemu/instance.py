@@ -98,7 +98,6 @@ class QemuInstance:
         return self.definition_file.exists()
 
     def read_definition(self) -> tuple[VmDefinition, bytes]:
-        """Return the VM's definition, and the bytes of its file."""
         data = self.definition_bytes()
         return parse_definition(data, self.definition_file), data
 
@@ -242,7 +241,6 @@ def create_directory(path: Path) -> None:
 
 
 def delete_file(path: Path) -> None:
-    """Delete the file if it exists."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

@@ -23,12 +23,10 @@ async def begin_to_receive(monitor: Monitor, instance: QemuInstance, *, address:
 
 
 async def is_listening(monitor: Monitor) -> bool:
-    """Return whether the QEMU of this monitor listens for a live migration."""
     return "socket-address" in await monitor.execute("query-migrate")
 
 
 async def listening_uri(monitor: Monitor, instance: QemuInstance) -> str:
-    """Return the URI where the QEMU of this monitor listens for a live migration."""
     state, report = await asyncio.gather(read_state(monitor, instance), monitor.execute("query-migrate"))
     if state is not MachineState.RECEIVING:
         raise Refused(f"{instance.name} is {state}: it does not wait for a live migration")
@@ -41,7 +39,6 @@ async def listening_uri(monitor: Monitor, instance: QemuInstance) -> str:
 async def begin_to_send(
     monitor: Monitor, instance: QemuInstance, *, address: str, find_address: Callable[[], Awaitable[str]]
 ) -> None:
-    """Begin to send the VM to the URI `address`; "": to the one that `find_address` returns."""
     # Does nothing if the VM is being sent, or was sent. After HostUnreachable the migration may have begun.
 
     async def look() -> tuple[MachineState, bool]:

@@ -39,9 +39,11 @@ _CHANGES = frozenset({"SHUTDOWN", "STOP", "RESUME", "RESET", "SUSPEND", "WAKEUP"
 
 
 def machine_in_state(status: str, *, is_destination: bool, instance: str) -> ObservedMachine:
-    """Return what QEMU's run state says about a VM; CHANGING for a state that is not known."""
-    # `is_destination`: its process was started for a live migration and has not been resumed since; then a paused one
-    # is CHANGING.
+    """Return what QEMU's run state says about a VM; CHANGING for a state that is not known.
+
+    `is_destination`: its process was started for a live migration and has not been resumed since; then a paused one is
+    CHANGING.
+    """
     state, cause = _STATES.get(status, (ObservedState.CHANGING, StateCause.UNKNOWN))
     if is_destination and state is ObservedState.PAUSED:
         state, cause = ObservedState.CHANGING, StateCause.UNKNOWN
