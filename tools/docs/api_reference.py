@@ -9,7 +9,7 @@ from forewarn.web.routing import API_PREFIX, ApiRoute
 
 _HEAD = f"""# The API
 
-*Generated from `src/forewarn/api/` by `make docs`; change the routes there, not this page.*
+<!-- from src/forewarn/api, by `make docs` -->
 
 The API is under `{API_PREFIX}/`. Our command line uses it on the unix socket `forewarn.sock` in the data directory,
 where the caller may do everything. Other clients use it over TLS with a bearer token (`Authorization: Bearer …`); their
@@ -41,26 +41,31 @@ events of that scope, as the VM does.
 
 ## Calls that are repeated
 
-After a lost connection or a 503, a client does not know whether its request was accepted. A call that creates a request
-may have the header `Idempotency-Key`: a text of 1 to {MAX_KEY_LENGTH} printable ASCII characters, new for each
-request, such as a GUID. If the same caller repeats the call with the same key, no second request is created, and the
-response shows the first one as it is now, also after a restart of the service, and while the first call is still being
-answered. The same key with another path or body is a 400. A call that was rejected or refused created nothing, so its
-key may be used again. The key is known as long as the request is stored ([history_days](settings.md)).
-
-These calls create requests: {{keyed}}. The others ignore the header.
+A call that creates a request may have the header `Idempotency-Key`: 1 to {MAX_KEY_LENGTH} printable ASCII characters,
+new for
+each request, such as a GUID. If the same caller repeats it with the same key, for instance after a lost connection, no
+second request is created, and the response shows the first one as it is now, even after a restart of the service. The
+same
+key with another path or body is a 400. A refused call created nothing, so its key may be used again. A key is known as
+long as its request is stored ([history_days](settings.md)). These calls create requests: {{keyed}}.
 
 ## Changes that a person confirms
 
-With the header `Forewarn-Confirm: ask`, a service that is no lab does not make a change that would interrupt VMs at
-once, or lose something for good. It answers 428 with the `preview` of the route `…/preview`, in which `confirm` has
-the reasons. Any other change is made. To confirm a change, send the call again without the header. `forewarn` sends
-the header unless it is called with `--yes`. These paths know it: {{previewed}}.
+With the header `Forewarn-Confirm: ask`, a service that is no lab does not interrupt VMs at once, or lose something
+for good:
+it answers 428 with the `preview` of the route `…/preview`, in which `confirm` has the reasons. To confirm, send the
+call again
+without the header. `forewarn` sends the header unless it is called with `--yes`. These paths
+know it, and have a route `…/preview` (POST) with the same right: {{previewed}}.
 
 ## Routes
 
-| method | path | does | right needed |
-|---|---|---|---|
+The right is needed over everything, unless the table says otherwise. \\*: over anything, and the response has what
+the caller
+may read.
+
+| route | does | right |
+|---|---|---|
 """
 
 
@@ -69,9 +74,13 @@ def api_reference_markdown() -> str:
     keyed = ", ".join(f"`{openapi_path(route.path)}`" for route in ROUTES if route.show_repeated is not None)
     paths = [route.path for route in ROUTES if route.path.endswith("/preview")]
     previewed = ", ".join(f"`{openapi_path(path.removesuffix('/preview'))}`" for path in paths)
-    return _HEAD.replace("{keyed}", keyed).replace("{previewed}", previewed) + "".join(map(_row, ROUTES))
+    return _HEAD.replace("{keyed}", keyed).replace("{previewed}", previewed) + "".join(
+        _row(route) for route in ROUTES if not route.path.endswith("/preview")
+    )
 
 
 def _row(route: ApiRoute) -> str:
-    path, right = openapi_path(route.path), required_right_text(route)
-    return f"| {route.method} | `{path}` | {route.signature.summary} | {right} |\n"
+    right = required_right_text(route).replace(" over everything", "")
+    right = right.replace(" over anything: the response shows what the caller may read", r"\*")
+    right = right.replace("none: any authenticated caller may", "none")
+    return f"| `{route.method} {openapi_path(route.path)}` | {route.signature.summary} | {right} |\n"

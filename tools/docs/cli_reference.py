@@ -73,20 +73,38 @@ def all_commands(command: click.Command, path: str) -> Iterator[tuple[str, click
             yield from all_commands(child, f"{path} {name}")
 
 
+def called_commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """The commands that do something themselves: not groups, which only have subcommands."""
+    for name, found in all_commands(command, path):
+        if not isinstance(found, click.Group) or found.invoke_without_command:
+            yield name, found
+
+
 def _slug(title: str) -> str:
     return re.sub(r"^the-", "", title.lower().replace(" ", "-"))
 
 
 def _links(title: str, names: dict[str, str]) -> str:
-    return ", ".join(f"[{name}]({_slug(title)}.md#forewarn-{name})" for name in names)
+    return ", ".join(
+        f"[{path.removeprefix('forewarn ')}]({_slug(title)}.md#{_anchor(path)})" for path, _ in _commands(names)
+    )
 
 
-def _page(title: str, names: dict[str, str]) -> str:
+def _anchor(path: str) -> str:
+    return path.replace(" ", "-")
+
+
+def _commands(names: dict[str, str]) -> list[tuple[str, click.Command]]:
     commands: list[tuple[str, click.Command]] = []
     for name in names:
         root = forewarn.get_command(click.Context(forewarn), name)
         assert root is not None
-        commands += all_commands(root, f"forewarn {name}")
+        commands += called_commands(root, f"forewarn {name}")
+    return commands
+
+
+def _page(title: str, names: dict[str, str]) -> str:
+    commands = _commands(names)
     options = [option for _, command in commands for option in _options(command, is_common=False)]
     uses = Counter(map(_row, options))
     shared = {row: option for option in options if uses[row := _row(option)] > 1}
@@ -103,14 +121,13 @@ def _command(path: str, command: click.Command, shared: set[str]) -> str:
     """The section of one command: what it does, how it is written with examples, and its options."""
     texts, examples = _help_parts(command)
     options = _options(command, is_common=False)
-    if isinstance(command, click.Group) and not command.invoke_without_command:
-        return "\n\n".join([f"## {path}", *texts])  # its subcommands follow, with their examples
     usage = re.sub(r"\s+", " ", command.get_usage(click.Context(command, info_name=path)).removeprefix("Usage: "))
     calls = [line for line in examples if line.startswith("forewarn")]
     others = [line for line in examples if not line.startswith("forewarn")]  # such as a line for each shell
     shown = calls[:_MOST_EXAMPLES] if options else []
     synopsis = re.sub(r" \[OPTIONS\]| \[COMMAND\].*", "", usage)
-    lines = [*([] if synopsis == path and shown else [synopsis]), *shown, *others]
+    is_told = synopsis == path and bool(shown)  # an example shows it as well
+    lines = [*shown, *others] if is_told else [synopsis, *shown[:1], *others]
     parts = [f"## {path}", " ".join(texts), "```text\n" + "\n".join(dict.fromkeys(lines)) + "\n```"]
     if own := [option for option in options if _row(option) not in shared]:
         parts.append(_option_table(own))
@@ -138,11 +155,11 @@ def _options(command: click.Command, *, is_common: bool) -> list[click.Option]:
 
 
 def _option_table(options: list[click.Option]) -> str:
-    return "\n".join(["| option | what it does |", "|---|---|", *map(_row, options)])
+    return "\n".join(["option | what it does", "---|---", *map(_row, options)])
 
 
 def _row(option: click.Option) -> str:
-    return f"| `{_spelling(option)}` | {_option_help(option)} |"
+    return f"`{_spelling(option)}` | {_option_help(option)}"
 
 
 def _spelling(option: click.Option) -> str:

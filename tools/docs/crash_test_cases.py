@@ -11,6 +11,7 @@ from itertools import groupby
 
 from forewarn.crash_test.case import Case
 from forewarn.crash_test.cases import ALL_CASES
+from forewarn.crash_test.verdict import Severity
 
 _ISSUE = re.compile(r"([A-Za-z0-9-]+/[A-Za-z0-9._-]+)#([0-9]+)")
 _COMMENT = "<!-- from src/forewarn/crash_test/cases, by `make docs` -->"
@@ -20,8 +21,7 @@ _INDEX = """\
 {comment}
 
 There are {count} cases, in {areas} areas. [Crash-test a handler](../../how-to/crash-test.md) explains profiles,
-severities and grades. Each case says for which profiles it is, and what a failure does; *rare*: seldom in production.
-(P): a case whose id ends in `-preempt` does the same before an eviction.
+severities and grades. (P): a case whose id ends in `-preempt` does the same before an eviction, for the profile spot.
 
 {index}
 """
@@ -30,9 +30,8 @@ _PAGE = """\
 
 {comment}
 
-{about}
-
-Unless a case says otherwise, it demands: {demands}.
+{about} Unless a case says otherwise, it is for the profiles {profiles}, and a failure {severity}. Most cases
+demand: {demands}. `forewarn crash-test explain CASE` shows the demands of each.
 
 {sections}
 """
@@ -51,9 +50,20 @@ def crash_test_pages() -> dict[str, str]:
 
 def _page(area: str, cases: Sequence[Case]) -> str:
     about = (inspect.getdoc(sys.modules[f"forewarn.crash_test.cases.{area}"]) or "").partition("\n")[0]
-    usual, _ = Counter(map(_demands, cases)).most_common(1)[0]
+    profiles, severity, demands = (
+        Counter(map(facts, cases)).most_common(1)[0][0] for facts in (_profiles, _severity, _demands)
+    )
+    usual = (profiles, severity)
     sections = [_section(case, _eviction(case, cases), usual) for case in cases if not _is_same(case, cases)]
-    return _PAGE.format(area=area, comment=_COMMENT, about=about, demands=usual, sections="\n\n".join(sections))
+    return _PAGE.format(
+        area=area,
+        comment=_COMMENT,
+        about=about,
+        profiles=profiles,
+        severity=severity,
+        demands=demands,
+        sections="\n\n".join(sections),
+    )
 
 
 def _eviction(case: Case, cases: Sequence[Case]) -> Case | None:
@@ -75,20 +85,21 @@ def _link(case: Case, cases: Sequence[Case]) -> str:
     return f"[{name}]({case.area}.md#{case.id}){' (P)' if _eviction(case, cases) else ''}"
 
 
-def _section(case: Case, eviction: Case | None, usual: str) -> str:
-    facts = [_facts(case)]
-    if case.needs:
-        facts.append(f"needs {', '.join(sorted(case.needs))}")
-    if _demands(case) != usual:
-        facts.append(f"demands: {_demands(case)}")
-    if eviction:
-        facts.append(f"also `{eviction.id}`: {_facts(eviction)}")
+def _section(case: Case, eviction: Case | None, usual: tuple[str, str]) -> str:
+    facts = [fact for fact in (_profiles(case), _severity(case)) if fact not in usual]
+    facts += [f"needs {', '.join(sorted(case.needs))}"] if case.needs else []
+    facts += [f"also `{eviction.id}`, {_profiles(eviction)}"] if eviction else []
     facts.append(", ".join(map(_source_link, case.sources)))
     return f"## {case.id}\n\n**{case.title}** {case.reason}\n\n{' · '.join(facts)}"
 
 
-def _facts(case: Case) -> str:
-    return f"{', '.join(sorted(case.profiles))} · {case.severity}{', rare' if case.is_rare else ''}"
+def _profiles(case: Case) -> str:
+    return ", ".join(sorted(case.profiles))
+
+
+def _severity(case: Case) -> str:
+    text = "is noise" if case.severity is Severity.NOISE else case.severity.value
+    return f"{text}, in a rare case" if case.is_rare else text
 
 
 def _demands(case: Case) -> str:

@@ -38,21 +38,20 @@ _INTRODUCTIONS = {
 _PAGE = """\
 # Faults
 
-*Generated from `src/forewarn/core/faults.py` by `make docs`; change the definitions there, not this page.*
+<!-- from src/forewarn/core/faults.py, by `make docs` -->
 
-Clients of scheduled events have met all of these on Azure. forewarn produces each fault on demand, for one VM, for the
-VMs of a scope or for every VM. No fault is active unless you set it. [Make the endpoint fail on
-purpose](../how-to/faults.md) is the guide; `forewarn fault list --kinds` prints this list.
+Clients of scheduled events have met all of these on Azure. No fault is active unless you set it, for one VM, the VMs
+of a
+scope or every VM. [Make the endpoint fail on purpose](../how-to/faults.md) is the guide; `forewarn fault list --kinds`
+prints this list.
 
 {sections}
 
 ## What a fault affects
 
-Faults of requests affect valid polls and approvals. Invalid requests, and those for `/metadata/instance`, are answered
-as usual. A request that gets 401, 410, 429 or 500, or is reset, has no effect: it approves nothing and enables nothing.
-Only one of several faults affects a request: first those that refuse it, then the others, in the order in which they
-were set. Everything else about a document stays the same, its incarnation and its content. An event without notice
-still waits for other update domains. A fault never affects other scopes.
+Faults of requests affect valid polls and approvals only. A request that gets 401, 410, 429 or 500, or is reset, has no
+effect. Of several faults one affects a request: first those that refuse it, then the others, in the order in which they
+were set. An event without notice still waits for other update domains. A fault never affects other scopes.
 
 ## For programs
 

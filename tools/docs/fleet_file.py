@@ -12,7 +12,6 @@ import msgspec
 
 from forewarn.core.fleetfile import tables
 
-_INHERITED = "the value of its set, of its resource group (`location`), or of `[defaults]`"
 _MEANINGS = {
     "address": (
         "the address by which the service identifies the VM; of the first VM, counted up from there, or with `{n}`"
@@ -72,16 +71,7 @@ _DEFAULTS = {
     "scale_set": "a standalone VM",
 }
 _SHARED = ("subscription", "resource_group", "location", "size", "os_type", "tags")  # keys of [defaults]
-# Defaults that differ between tables.
-_DEFAULTS_OF_VMS = {
-    "directory": "that of its scale set, else that of the service",
-    "eviction_policy": 'that of its scale set, else `"Deallocate"`',
-    "placement_group": "that of its scale set",
-    "program": "that of its scale set, else none",
-    "priority": 'that of its scale set, else `"Regular"`',
-    "terminate_notification": "that of its scale set, else none",
-    "zone": "that of its set, else none",
-}
+_WITHOUT_EXAMPLE = ("availability_set", "scale_set", "cloud_service", "placement_group", "computer_name_prefix")
 _NOTES = {
     "defaults": "What tables without the key have.",
     "subscriptions": "Optional: a name for the id of a subscription.",
@@ -93,58 +83,95 @@ _NOTES = {
         "Instances are `NAME_0`, `NAME_1` and so on; with flexible orchestration `NAME_` and eight hexadecimal digits, "
         "always the same. They inherit its keys."
     ),
-    "cloud_services": "Its instances inherit its keys.",
+    "cloud_services": "Its instances inherit its keys. `roles` may be tables `[[cloud_services.roles]]`.",
     "cloud_services.roles": "Instances are `NAME_IN_0`, `NAME_IN_1` and so on.",
 }
 
 _PAGE = """\
 # The fleet file
 
-*Generated from `src/forewarn/core/fleetfile/tables.py` by `make docs`; change the format there, not this page.*
+<!-- from src/forewarn/core/fleetfile/tables.py, by `make docs` -->
 
 A fleet file declares hosts and virtual machines (VMs) in TOML. [Describe and change a fleet](../how-to/fleet.md) is the
-guide, with a full example and patterns such as `web-{{n}}`. The service rejects a file with problems as a whole, and
-says what to write instead.
+guide, with a full example and patterns such as `web-{{n}}`. The service rejects a file with problems as a whole.
 
-{sections}
+## Tables
+
+| table | keys |
+|---|---|
+{tables}
+
+{notes}
+
+*inherited* keys: {shared}.
+Without them, the value of the set, of the resource group (`location`), or of `[defaults]` counts. VMs of a set
+also inherit its `zone`, `placement_group`, `priority`, `eviction_policy`, `terminate_notification`, `program` and
+`directory`.
+
+## Keys
+
+| key | value | default | meaning |
+|---|---|---|---|
+{keys}
 """
 
 
 def fleet_file_markdown() -> str:
-    """The page docs/reference/fleet-file.md: every table with its keys."""
+    """The page docs/reference/fleet-file.md: the tables, and every key once."""
     structs: dict[str, type[msgspec.Struct]] = {"defaults": tables.DefaultsTable}
     for name in ("vms", "hosts", "availability_sets", "scale_sets", "cloud_services"):
         structs[name] = tables.TABLES[name]
     structs["cloud_services.roles"] = tables.RoleTable
     structs |= {name: struct for name, struct in tables.TABLES.items() if name not in structs}
-    return _PAGE.format(sections="\n\n".join(_section(name, struct) for name, struct in structs.items()))
+    fields: dict[str, dict[str, msgspec.structs.FieldInfo]] = {}
+    for name, struct in structs.items():
+        for field in msgspec.structs.fields(struct):
+            fields.setdefault(field.name, {})[name] = field
+    return _PAGE.format(
+        tables="\n".join(f"| {_title(name)} | {_keys(name, struct)} |" for name, struct in structs.items()),
+        notes="\n".join(f"- {_title(name)}: {note}" for name, note in _NOTES.items() if note),
+        shared=", ".join(f"`{key}`" for key in _SHARED),
+        keys="\n".join(_row(found) for found in fields.values()),
+    )
 
 
-def _section(name: str, struct: type[msgspec.Struct]) -> str:
-    title = f"`[{name}]`" if name == "defaults" else f"`[[{name}]]`"
-    fields = msgspec.structs.fields(struct)
-    shared = [field.name for field in fields if field.name in _SHARED] if name != "defaults" else []
-    rows = [_row(name, field) for field in fields if field.name not in shared]
-    if shared:
-        rows.append(f"| {', '.join(f'`{key}`' for key in shared)} | as in `[defaults]` | {_INHERITED} | |")
-    table = "\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows])
-    return "\n\n".join(part for part in (f"## {title}", _NOTES[name], table) if part)
+def _title(name: str) -> str:
+    return f"`[{name}]`" if name == "defaults" else f"`[[{name}]]`"
 
 
-def _row(table: str, field: msgspec.structs.FieldInfo) -> str:
+def _keys(name: str, struct: type[msgspec.Struct]) -> str:
+    names = [field.name for field in msgspec.structs.fields(struct)]
+    inherited = [key for key in names if key in _SHARED]
+    own = [f"`{key}`" for key in names if name == "defaults" or key not in _SHARED]
+    if name == "defaults" or not inherited:
+        return ", ".join(own)
+    few = len(inherited) < len(_SHARED)
+    return ", ".join([*own, f"*inherited* ({', '.join(f'`{key}`' for key in inherited)})" if few else "*inherited*"])
+
+
+def _row(fields: dict[str, msgspec.structs.FieldInfo]) -> str:
+    """The row of a key: what it is in all tables, and its defaults, also where they differ."""
+    field = next(iter(fields.values()))
     meta = get_args(field.type)[-1]  # those before it are limits
     (example,) = meta.examples or [""]
-    value = str(meta.description).partition(", not ")[0]
-    if field.name not in ("availability_set", "scale_set", "cloud_service", "placement_group", "computer_name_prefix"):
+    value = str(meta.description).partition(", not ")[0].removeprefix("a ").replace("text in quotes", "text")
+    if value.startswith(("text", "list", "table", "an absolute")) and field.name not in _WITHOUT_EXAMPLE:
         value += f", such as `{example}`"
-    return f"| `{field.name}` | {value} | {_default(table, field)} | {_MEANINGS[field.name]} |"
+    defaults: dict[str, list[str]] = {}
+    for table, each in fields.items():
+        if (table != "defaults" and "defaults" in fields) or (table == "vms" and field.name == "placement_group"):
+            continue  # inherited
+        defaults.setdefault(_default(each), []).append(table)
+    texts = [
+        text if len(defaults) == 1 else f"{text} ({', '.join(table.replace('_', ' ') for table in found)})"
+        for text, found in defaults.items()
+    ]
+    return f"| `{field.name}` | {value} | {'; '.join(texts)} | {_MEANINGS[field.name]} |"
 
 
-def _default(table: str, field: msgspec.structs.FieldInfo) -> str:
+def _default(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return "required"
-    if table == "vms" and field.name in _DEFAULTS_OF_VMS:
-        return _DEFAULTS_OF_VMS[field.name]
     value: Any = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     if field.name in _DEFAULTS:
         return _DEFAULTS[field.name]

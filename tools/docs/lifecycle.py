@@ -24,7 +24,7 @@ _TRANSITION_TEXT: dict[Transition, str] = {
 _PAGE = """\
 # The lifecycle of an event
 
-*Generated from `src/forewarn/core/lifecycle.py` by `make docs`; change the table there, not this page.*
+<!-- from src/forewarn/core/lifecycle.py, by `make docs` -->
 
 ```mermaid
 stateDiagram-v2
