@@ -81,8 +81,8 @@ def keep_older_database(store: Path) -> None:
 
 
 def of_another_boot(store: Path) -> None:
-    """Write the mark as a kernel wrote it that has crashed, long before its last commits."""
-    text = f"{1:020d} open   {'another-boot':36}"
+    """Write the mark as a kernel that has crashed wrote it, before the first commit."""
+    text = f"{0:020d} open   {'another-boot':36}"
     mark_path(store).write_text(f"{text} {crc32(text.encode()):08x}\n")
 
 
