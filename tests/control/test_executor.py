@@ -194,6 +194,24 @@ def test_an_act_that_needs_a_failed_host_starts_when_the_host_is_repaired_and_ot
     asyncio.run(scenario())
 
 
+def test_an_act_whose_host_fails_before_the_first_step_of_its_attempt_waits() -> None:
+    """Spec §6.4: nothing is performed on a host that has failed. A commit may come between task and first step."""
+
+    async def scenario() -> None:
+        hypervisor, failed = FakeHypervisor(lambda act: ActDone(ok=True)), set[str]()
+        executor = an_executor(hypervisor, needs_failed_host=lambda act: act.name in failed)
+        executor.add_acts(an_event("a"))
+        executor.start_due_acts()
+        failed.add("a")
+        await perform_all(executor)
+        assert hypervisor.performed == []
+        failed.clear()
+        await perform_all(executor)
+        assert hypervisor.performed == ["E:a"]
+
+    asyncio.run(scenario())
+
+
 def test_an_act_that_is_under_way_when_its_host_fails_is_not_performed_again() -> None:
     async def scenario() -> None:
         hypervisor, failed = FakeHypervisor(lambda act: ActUnderWay(at=0.0)), set[str]()
