@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import vm_resource_id
 from forewarn.portal import clients_page, fleet_page, history_page, host_pages
 from tests.portal.conftest import PortalUser
@@ -154,3 +155,22 @@ def test_an_incomplete_export_says_so(portal: PortalUser, monkeypatch: pytest.Mo
     assert re.fullmatch(r"cut after \d+( of \d+)? rows: use a narrower search", last), last
     if name == "fleet":
         assert len(cells(data)) == 300
+
+
+def numbers_of(value: Any) -> Iterator[float]:
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from numbers_of(inner)
+    elif isinstance(value, float):
+        yield value
+
+
+def test_no_page_exports_a_time_as_a_number(portal: PortalUser) -> None:
+    """Times of the world have eleven digits as POSIX seconds."""
+    (event,) = portal.world.ask(RequestedOperation.RESTART, "alone-1")
+    portal.world.advance(20)
+    pages = ("", "fleet", "hosts", "clients", "history", "timeline", "rollouts", "lab", "nodes", "standing-order")
+    things = (f"events/{event.id}", f"requests/{event.request_id}", "hosts/h1")
+    for page in (*pages, *things):
+        data = portal.get(f"/portal/{page}?as=json").json
+        assert not [number for number in numbers_of(data) if number > 1e9], page

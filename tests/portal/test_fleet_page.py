@@ -18,6 +18,7 @@ from forewarn.core.request import RequestedOperation
 from forewarn.core.scope import Scope
 from forewarn.explain.polling import PollingPace
 from forewarn.store.memory import MemoryStore
+from forewarn.times import time_text
 from tests.portal.conftest import Page, PortalUser
 from tests.support.operator_api import Api
 from tests.support.world import NOON, a_host, a_vm
@@ -95,7 +96,7 @@ def test_a_block_shows_pending_events_and_the_next_not_before(portal: PortalUser
     portal.world.advance(60)
     portal.world.ask(RequestedOperation.RESTART, "web-0")
     assert "2 pending events, the next not before 12:15:00" in portal.get("/portal/fleet").text
-    assert block(portal, "set:sub/lab/web")["next_not_before"] == NOON + 15 * 60
+    assert block(portal, "set:sub/lab/web")["next_not_before"] == time_text(NOON + 15 * 60)
 
 
 PortalWithPolls = Callable[[dict[str, float]], PortalUser]

@@ -85,7 +85,7 @@ def test_a_change_names_everything_that_changed(portal: PortalUser) -> None:
             assert data["hosts"] == [vm.host]
             assert data["vms"] == [[vm.key, "noticed"]]
             assert {"requested", "published"} <= set(data["what"])
-            assert data["now"] == portal.world.now
+            assert data["now"] == time_text(portal.world.now)
             assert data["seq"] == seq == portal.world.store.last_seq()
 
     run_scenario(portal, scenario)

@@ -18,6 +18,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.hypervisor.interface import ActUnderWay
 from forewarn.portal import node_status
 from forewarn.store.record import NodeRow
+from forewarn.times import time_text
 from tests.portal.conftest import Page, PortalUser
 from tests.portal.live_stream_client import open_stream, run_scenario
 from tests.portal.test_tables_as_cards import assert_cells_are_labelled, tables_of_cards
@@ -167,7 +168,7 @@ def test_a_host_node_shows_its_state_and_what_to_do(
 ) -> None:
     cluster.host_nodes[:] = [host_node("h1", **facts)]
     host = next(host for host in cluster.json()["hosts"] if host["host"] == "h1")
-    assert (host["state"], host["since"]) == (state, since)
+    assert (host["state"], host["since"]) == (state, time_text(since))
     assert host["advice"].startswith(advice)
     assert bool(host["advice"]) == bool(advice)
 

@@ -15,6 +15,7 @@ from forewarn.core.fleet import HostHealth
 from forewarn.core.request import RequestedOperation, RolloutState
 from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
 from forewarn.portal.store_monitor import NOT_WRITABLE
+from forewarn.times import time_text
 from tests.portal.conftest import PortalUser
 from tests.portal.test_clients_page import Fleet
 from tests.portal.test_event_index import start_rollout
@@ -73,7 +74,7 @@ def test_the_overview_counts_as_many_unprepared_vms_as_the_clients_page(api_of: 
 def test_a_vm_with_an_event_and_no_polling_handler_needs_attention(fleet: Fleet) -> None:
     event = fleet.request_restart("db")
     item = attention(fleet.user)["unprepared"]
-    assert (item["is_urgent"], item["count"], item["until"]) == (True, 1, NOON + 900)
+    assert (item["is_urgent"], item["count"], item["until"]) == (True, 1, time_text(NOON + 900))
     assert item["text"] == "1 VM has an event scheduled, and no handler is polling: db."
     assert links(item) == {
         "Withdraw": f"/portal/forms/withdraw?event={event}",
@@ -91,7 +92,7 @@ def test_a_missing_approval_needs_attention_shortly_before_the_start(fleet: Flee
     event = fleet.request_restart("db")
     fleet.deliver("db", event)
     assert attention(fleet.user) == {}
-    assert fleet.user.get("/portal/?as=json").json["attention_changes_at"] == NOON + 600
+    assert fleet.user.get("/portal/?as=json").json["attention_changes_at"] == time_text(NOON + 600)
     fleet.world.advance(600)
     item = attention(fleet.user)["approval"]
     assert item["text"] == "1 event starts soon without an approval: Reboot of db."
@@ -237,7 +238,7 @@ def test_a_reader_of_one_vm_sees_nothing_of_the_others(portal: PortalUser) -> No
 def test_a_reader_is_not_told_when_a_hidden_event_needs_an_approval(portal: PortalUser) -> None:
     portal.world.ask(RequestedOperation.RESTART, "spot")
     reader = portal.with_role("Reader", DB)
-    assert portal.get("/portal/?as=json").json["attention_changes_at"] == NOON + 600
+    assert portal.get("/portal/?as=json").json["attention_changes_at"] == time_text(NOON + 600)
     assert reader.get("/portal/?as=json").json["attention_changes_at"] is None
     assert 'data-refresh-at=""' in reader.get("/portal/").html
 

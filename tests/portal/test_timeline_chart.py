@@ -29,9 +29,10 @@ from forewarn.portal.timeline_chart import (
     parse_span,
     window_around,
 )
+from forewarn.times import timestamp
 from tests.support.world import NOON
 
-HOUR = TimeWindow(since=NOON, until=NOON + 3600)
+HOUR = TimeWindow(since=timestamp(NOON), until=timestamp(NOON + 3600))
 
 
 def a_row(event_id: str = "E1", *, title: str = "availability set web", **facts: Any) -> EventRow:
@@ -190,13 +191,13 @@ def test_the_axis_of_a_phone_has_at_most_four_ticks(span: str) -> None:
 
 
 def test_the_axis_shows_the_date_where_it_changes() -> None:
-    ticks = axis_ticks(TimeWindow(since=NOON + 9 * 3600, until=NOON + 15 * 3600))
+    ticks = axis_ticks(TimeWindow(since=timestamp(NOON + 9 * 3600), until=timestamp(NOON + 15 * 3600)))
     days = [(tick.text, tick.day) for tick in ticks if tick.day]
     assert days == [("21:00", "Mon 05 Jan"), ("00:00", "Tue 06 Jan")]
 
 
 def test_two_dates_are_never_on_adjacent_ticks() -> None:
-    ticks = axis_ticks(TimeWindow(since=NOON + 11 * 3600, until=NOON + 17 * 3600))
+    ticks = axis_ticks(TimeWindow(since=timestamp(NOON + 11 * 3600), until=timestamp(NOON + 17 * 3600)))
     assert [(tick.text, tick.day) for tick in ticks][:2] == [("23:00", ""), ("00:00", "Tue 06 Jan")]
 
 

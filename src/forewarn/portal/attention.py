@@ -23,6 +23,7 @@ from forewarn.explain.status import rollout_title
 from forewarn.portal.context import PORTAL_PREFIX, PortalContext
 from forewarn.portal.event_index import RECENT_S, FailedAct
 from forewarn.portal.status_card import may_approve_event
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.polling_report import ExpectedEvent, expected_events
 from forewarn.web.views import BaseView
 from forewarn.wording import first_names
@@ -50,7 +51,7 @@ class AttentionItem(BaseView, frozen=True, kw_only=True):
     is_urgent: bool  # True for store, unprepared, failed, stopped and host-failed, False for the others
     count: int  # VMs (unprepared), acts (failed), events (approval) or hosts; 1 for a rollout or the store
     text: str  # a sentence for people
-    until: float | None = None  # lab time by which to act: NotBefore, for unprepared and approval; None: others
+    until: Timestamp | None = None  # lab time by which to act: NotBefore, for unprepared and approval; None: others
     links: tuple[AttentionLink, ...] = ()  # actions first
 
 
@@ -120,7 +121,7 @@ def _unprepared_items(context: PortalContext, unprepared: Mapping[str, ExpectedE
         is_urgent=True,
         count=count,
         text=f"{count} {have} scheduled, and no handler is polling: {first_names(names, total=count)}.",
-        until=min(one.event.not_before for one in unprepared.values()),
+        until=timestamp(min(one.event.not_before for one in unprepared.values())),
         links=tuple(links),
     )
 
@@ -148,7 +149,7 @@ def _approval_items(context: PortalContext, events: Sequence[Event], unprepared:
         is_urgent=False,
         count=len(missing),
         text=f"{starts} soon without an approval: {first_names(titles, total=len(missing))}.",
-        until=first.not_before,
+        until=timestamp(first.not_before),
         links=tuple(links),
     )
 

@@ -23,6 +23,7 @@ from forewarn.portal.filters import require_choice, require_page
 from forewarn.portal.states import state_label
 from forewarn.protocol.versions import ALL_VERSIONS, version_lists_kind
 from forewarn.store.interface import LastPoll, Store
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.polling_report import ExpectedEvent, expected_events, iterate_cooperatively
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.views import BaseView
@@ -140,8 +141,8 @@ class PendingEventView(BaseView, frozen=True, kw_only=True):
 
     id: str  # a GUID, upper case
     kind: str  # such as Reboot
-    published_at: float  # lab time
-    not_before: float  # lab time
+    published_at: Timestamp  # lab time
+    not_before: Timestamp  # lab time
     told: str  # nobody, soon (a VM of the scope polls), neighbour (only other VMs of it know) or given (to the VM)
 
 
@@ -159,7 +160,7 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     asks: str  # whether it polls, a PollingState: now, stopped, never or off (the VM does not run)
     agent: str  # the User-Agent of the last poll; "" if it never polled
     version: str  # the api-version of the last poll; "" if it never polled
-    last_polled_at: float | None  # lab time; None: it never polled
+    last_polled_at: Timestamp | None  # lab time; None: it never polled
     silent_s: float | None  # real time since it polled; None: it never polled
     gap_s: float | None  # real time between two polls, on average; None: not known
     wait_s: int  # how long its last poll lets the server hold it, a long poll; 0: not
@@ -167,7 +168,7 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     given_after_s: float | None  # lab time from publication to delivery, average of its last five events; None: of none
     last_given_after_s: float | None  # the same, of the last of them
     approvals: int  # how many of the last 200 events of its scope it approved
-    last_approved_at: float | None  # lab time; None: it approved none of them
+    last_approved_at: Timestamp | None  # lab time; None: it approved none of them
     pending: PendingEventView | None  # None: it has no pending event
     why: str  # why it is unprepared, in words; "": it is not
 
@@ -186,12 +187,12 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
     A VM is unprepared if it has a pending event that no VM of its scope has received or is about to receive.
     """
 
-    now: float  # lab time
+    now: Timestamp  # lab time
     total: int  # all VMs that the user may see
     asks: dict[str, int]  # of these, by PollingState: now, stopped, never and off
     unprepared: int  # of these: VMs with a pending event that no handler knows of
     unprepared_names: tuple[str, ...]  # of the five of them with the earliest events, or fewer
-    hit_from: float | None  # NotBefore of the first event of an unprepared VM, in lab time; None: there is none
+    hit_from: Timestamp | None  # NotBefore of the first event of an unprepared VM, in lab time; None: there is none
     q: str  # the search; this and `only` are those of the query
     only: str  # the chosen filter; "": all VMs
     found: int  # VMs that match
@@ -250,12 +251,12 @@ async def show_clients_page(context: PortalContext, call: HandlerCall, query: Cl
     shown = [_client_view(context, records, entry) async for entry in iterate_cooperatively(exported, 5)]
     soonest = roster.unprepared[0].pending_event if roster.unprepared else None
     return ClientsPage(
-        now=context.now(),
+        now=timestamp(context.now()),
         total=sum(roster.counts.values()),
         asks={str(state): count for state, count in roster.counts.items()},
         unprepared=len(roster.unprepared),
         unprepared_names=tuple(first),
-        hit_from=soonest.event.not_before if soonest else None,
+        hit_from=timestamp(soonest.event.not_before if soonest else None),
         q=query.q,
         only=query.only,
         found=len(roster.entries),
@@ -301,7 +302,7 @@ def _client_view(context: PortalContext, records: _ScopeRecords, entry: _RosterE
         asks=entry.polling_state,
         agent=last_poll.agent if last_poll else "",
         version=last_poll.version if last_poll else "",
-        last_polled_at=last_poll.at if last_poll else None,
+        last_polled_at=timestamp(last_poll.at if last_poll else None),
         silent_s=round(pace.silent_s, 1) if pace else None,
         gap_s=round(pace.gap_s, 2) if pace and pace.gap_s is not None else None,
         wait_s=last_poll.wait_s if last_poll else 0,
@@ -309,7 +310,7 @@ def _client_view(context: PortalContext, records: _ScopeRecords, entry: _RosterE
         given_after_s=round(sum(delays) / len(delays), 1) if delays else None,
         last_given_after_s=round(delays[-1], 1) if delays else None,
         approvals=len(approved),
-        last_approved_at=max(approved, default=None),
+        last_approved_at=timestamp(max(approved, default=None)),
         pending=_pending_event_view(entry),
         why=_unprepared_reason(entry, last_poll) if entry.is_unprepared else "",
     )
@@ -331,8 +332,8 @@ def _pending_event_view(entry: _RosterEntry) -> PendingEventView | None:
     return PendingEventView(
         id=event.id,
         kind=_kind_name(event),
-        published_at=event.published_at,
-        not_before=event.not_before,
+        published_at=timestamp(event.published_at),
+        not_before=timestamp(event.not_before),
         told=entry.pending_event.awareness,
     )
 

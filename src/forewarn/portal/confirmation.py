@@ -20,7 +20,7 @@ from forewarn.portal.confirmation_warnings import confirmation_warnings
 from forewarn.portal.context import PortalContext
 from forewarn.portal.form_definition import Form, FormValues
 from forewarn.portal.wave_diagram import WaveDiagram, diagram_of_plan
-from forewarn.times import timestamp
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.wording import first_names
@@ -89,9 +89,9 @@ class PreviewedBatch(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # from 1
     title: str  # what is done to how many VMs, such as `Reboot of 12 VMs`
     update_domains: tuple[int, ...]  # of its VMs, each once, ascending
-    published_at: float  # of its first event; this and the next two are lab time
-    not_before: float | None  # the earliest start without an approval, of events with notice; None: none has notice
-    over_at: float | None  # when its last event is over; None: after the end of the preview
+    published_at: Timestamp  # of its first event; this and the next two are lab time
+    not_before: Timestamp | None  # the earliest start without an approval, of events with notice; None: none has notice
+    over_at: Timestamp | None  # when its last event is over; None: after the end of the preview
     events: tuple[PreviewedEvent, ...]  # the first 20
     events_left_out: int  # how many more there are
 
@@ -109,7 +109,7 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     waves: tuple[PreviewedBatch, ...]  # the first 20 batches; () if there is nothing to publish, or no preview
     waves_left_out: int  # how many more there are
     diagram: WaveDiagram | None  # of a rollout: its waves over time; None: another form, or its times are not known
-    now: float  # lab time
+    now: Timestamp  # lab time
     values: tuple[SubmittedValue, ...]  # as the user entered them; the confirmation submits them again
     idempotency_key: str  # makes the submission run once
     note: str = ""  # why the user has to confirm again: the key is no longer known; "": it is the first time
@@ -133,7 +133,7 @@ async def confirmation_page(
         waves=batches[:_MAX_BATCHES_SHOWN],
         waves_left_out=max(0, len(batches) - _MAX_BATCHES_SHOWN),
         diagram=diagram_of_plan(preview.rollout_waves, context.now()),
-        now=context.now(),
+        now=timestamp(context.now()),
         values=tuple(SubmittedValue(name=name, value=value) for name, texts in values.items() for value in texts),
         idempotency_key=key,
         note=note,

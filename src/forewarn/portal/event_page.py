@@ -35,6 +35,7 @@ from forewarn.protocol.codec import encode_document
 from forewarn.protocol.document import Document, Kind
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.versions import version_lists_kind
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.explanations import explain_event
 from forewarn.web.request_parsing import HandlerCall
@@ -151,12 +152,12 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
     key: str  # of the VM
     is_hit: bool  # the event affects it; else it only received the event, as a member of the scope
     is_known: bool  # the user may see its page
-    given_at: float | None  # first delivery as Scheduled; None: there was none
+    given_at: Timestamp | None  # first delivery as Scheduled; None: there was none
     version: str  # api-version of the first delivery, as Scheduled or Started; "": there was none
-    given_started_at: float | None  # first delivery as Started; None: there was none
+    given_started_at: Timestamp | None  # first delivery as Started; None: there was none
     verb: str  # the Verb of its act, such as reboot; "": it has none, as before the event starts
     ok: bool | None  # whether the act succeeded; None until its outcome is known
-    performed_at: float | None  # lab time of the outcome; None: it is not known yet
+    performed_at: Timestamp | None  # lab time of the outcome; None: it is not known yet
     note: str  # while the act is under way: its progress; then of the outcome, such as why it failed
 
     @property
@@ -170,7 +171,7 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
 class EventPage(BaseView, frozen=True, kw_only=True):
     """The page of one event, live or over. Field names are JSON keys."""
 
-    now: float  # lab time
+    now: Timestamp  # lab time
     card: EventStatusCard  # its state, what it waits for, and which forms the user may submit
     event: EventView
     lane: EventRow  # the same event as the only row of the chart
@@ -210,7 +211,7 @@ async def show_event_page(context: RequestContext, call: HandlerCall, query: Pag
     all_vms = list(_event_vms(context, event))
     vms, pages = items_on_page(all_vms, query.page, _MAX_EXPORTED_VMS if call.for_export else _VMS_PER_PAGE)
     return EventPage(
-        now=context.now(),
+        now=timestamp(context.now()),
         card=event_status_card(context, event),
         event=views.event(event),
         lane=event_row_for(views, event),
@@ -265,12 +266,12 @@ def _event_vm(
         key=key,
         is_hit=is_hit,
         is_known=is_known,
-        given_at=scheduled.at if scheduled else None,
+        given_at=timestamp(scheduled.at if scheduled else None),
         version=deliveries[0].version if deliveries else "",
-        given_started_at=started.at if started else None,
+        given_started_at=timestamp(started.at if started else None),
         verb=act.verb if act else "",
         ok=outcome.ok if outcome else None,
-        performed_at=outcome.at if outcome else None,
+        performed_at=timestamp(outcome.at if outcome else None),
         note=outcome.note if outcome else note,
     )
 

@@ -20,6 +20,7 @@ from forewarn.portal.context import PORTAL_PREFIX, PortalContext
 from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
 from forewarn.portal.filters import offer_scopes, offer_vms, resolve
 from forewarn.portal.timeline_chart import format_iso
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.queries import HistoryEntriesQuery as ApiHistoryQuery
 from forewarn.web.queries import HistoryFilter, history_filter, matching_entries, read_history
@@ -65,7 +66,7 @@ class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
 class HistoryPage(BaseView, frozen=True, kw_only=True):
     """One page of the history. Field names are JSON keys."""
 
-    now: float  # lab time
+    now: Timestamp  # lab time
     entries: tuple[HistoryEntryView, ...]  # newest first
     older: int | None  # `before` of a link to older entries; None: there are none; never None with `after` alone
     newer: int | None  # `after` of a link to newer entries; None: there are none; never None if the query has `before`
@@ -149,7 +150,7 @@ async def _read_page(read_entries: _EntryReader, query: HistoryPageQuery, oldest
     if oldest_first:
         older, newer = first or (query.after or 0) + 1, last if is_more else continues_at
     return HistoryPage(
-        now=0.0,
+        now=timestamp(0.0),
         entries=tuple(HistoryEntryView.from_entry(entry) for entry in reversed(shown)),
         older=older,
         newer=newer,
@@ -171,7 +172,7 @@ async def _read_all(context: RequestContext, entry_filter: HistoryFilter) -> His
             break
         await asyncio.sleep(0)
     return HistoryPage(
-        now=context.now(), entries=tuple(found), older=older, newer=None, is_cut=older is not None, topic=""
+        now=timestamp(context.now()), entries=tuple(found), older=older, newer=None, is_cut=older is not None, topic=""
     )
 
 

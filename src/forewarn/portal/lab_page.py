@@ -10,6 +10,7 @@ from forewarn.core.limits import HistorySeq
 from forewarn.portal.export import ExportTable
 from forewarn.portal.form_catalog import DoneMessageQuery, done_message
 from forewarn.portal.history_page import vm_entry_url
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.fault_views import FaultView, StormView
 from forewarn.web.lab_views import read_faults, read_replays
@@ -29,7 +30,7 @@ _CSV_COLUMNS = ("fault", "kind", "strikes", "for", "set_by", "set_at", "left", "
 class DueItem(BaseView, frozen=True, kw_only=True):
     """Something that happens next when lab time advances: a notice ends, or a storm sets a fault."""
 
-    at: float  # lab time
+    at: Timestamp  # lab time
     text: str  # what happens, as a clause
     event: str = ""  # id of the event that it is about; "": none
 
@@ -58,7 +59,7 @@ class ClockJump(BaseView, frozen=True, kw_only=True):
 class LabPage(BaseView, frozen=True, kw_only=True):
     """The lab page: clock, faults, storms and replays. Field names are JSON keys."""
 
-    now: float  # lab time
+    now: Timestamp  # lab time
     speed: float  # lab seconds per real second; 0: paused
     is_lab: bool  # whether the clock can be changed; if not, it shows real time
     due: tuple[DueItem, ...]  # the next three visible notices to end and the next fault of a storm, in order of time
@@ -91,7 +92,7 @@ async def show_lab_page(context: RequestContext, call: HandlerCall, query: LabPa
     sees_all = context.can_see_everything()
     active = await read_faults(context) if sees_all else None
     return LabPage(
-        now=now,
+        now=timestamp(now),
         speed=speed,
         is_lab=is_lab,
         due=_due_items(context),
@@ -131,16 +132,16 @@ def _due_items(context: RequestContext) -> tuple[DueItem, ...]:
     )[:3]
     found = [
         DueItem(
-            at=e.not_before,
+            at=timestamp(e.not_before),
             text=f"the notice of {e.rules.kind or e.rules.verb} of {', '.join(e.vms[:3])} ends",
             event=e.id,
         )
         for e in events
     ]
     if many and (at := context.control.reconciler.next_wake_at()) is not None:
-        found.append(DueItem(at=at, text="the next of many events continues"))
+        found.append(DueItem(at=timestamp(at), text="the next of many events continues"))
     if context.can_see_everything() and (at := context.control.fault_storms.next_due_at()) is not None:
-        found.append(DueItem(at=at, text="a storm sets its next fault"))
+        found.append(DueItem(at=timestamp(at), text="a storm sets its next fault"))
     return tuple(sorted(found, key=lambda due: due.at))
 
 

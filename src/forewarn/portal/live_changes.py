@@ -17,6 +17,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.event import Act, Event
 from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.store.interface import Store
+from forewarn.times import Timestamp, encode_time, timestamp
 from forewarn.web.authorization import Visibility
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
     """What changed, for one user: the message `change` of the live stream. Field names are JSON keys."""
 
     seq: int  # number of a history entry; the change covers everything up to it
-    now: float  # lab time
+    now: Timestamp  # lab time
     scopes: tuple[str, ...]  # ids of the scopes that changed, sorted, as in the next two fields
     events: tuple[str, ...]  # ids, upper case
     requests: tuple[str, ...]  # ids, lower case
@@ -45,7 +46,7 @@ class ChangeBatch:
     """Changes of a short time, collected once for all open pages; each page gets what its user may see."""
 
     seq: int  # number of a history entry; the batch covers everything up to it
-    now: float  # lab time
+    now: Timestamp  # lab time
     scopes: frozenset[str]  # ids
     events: Mapping[str, str]  # id → id of its scope
     requests: frozenset[str]  # ids
@@ -63,7 +64,7 @@ class ChangeBatch:
     @cached_property
     def full_change_json(self) -> bytes:
         """The change for users who may see everything, encoded as JSON once for all of them."""
-        return msgspec.json.encode(self.full_change)
+        return msgspec.json.encode(self.full_change, enc_hook=encode_time)
 
     def visible_change(self, visible: Visibility, store: Store) -> LiveChange:
         """Return the change with only what one user may see, as `visible` decides; it may be empty."""
@@ -175,7 +176,7 @@ class ChangeCollector:
             self._hosts_by_id[key].add(host_of(key))
         return ChangeBatch(
             seq=seq,
-            now=now,
+            now=timestamp(now),
             scopes=self.scope_ids,
             events=self._events,
             requests=frozenset(self._requests - {""}),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from forewarn.duration import duration_text
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.dependencies import Dependencies, HostNodeInfo
 from forewarn.web.directory import natural_sort_key
 from forewarn.web.node_views import NodeView, nodes_view
@@ -48,7 +49,7 @@ class HostNodeRow(BaseView, frozen=True, kw_only=True):
 
     host: str  # the name of the host
     state: str  # a HostNodeState: answering, silent, stopped or absent
-    since: float | None  # when it was last heard if it is silent or stopped, in POSIX seconds of real time; else None
+    since: Timestamp | None  # when it was last heard if it is silent or stopped, in real time; else None
     version: str  # of forewarn; "": not known
     hypervisor: str  # its name; "": not known
     vms: int  # that it served when it reported last; 0 if it is absent
@@ -135,7 +136,7 @@ def _host_row(node: HostNodeInfo, waiting: int, real_time: float) -> HostNodeRow
     return HostNodeRow(
         host=node["host"],
         state=state,
-        since=None if state is HostNodeState.ANSWERING else float(round(real_time - node["silent_s"])),
+        since=timestamp(None if state is HostNodeState.ANSWERING else float(round(real_time - node["silent_s"]))),
         version=node["version"],
         hypervisor=node["hypervisor"],
         vms=node["vms"],

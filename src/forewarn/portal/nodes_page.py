@@ -21,6 +21,7 @@ from forewarn.portal.node_status import (
 )
 from forewarn.portal.pagination import PageNumber, items_on_page
 from forewarn.portal.states import state_label
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.views import BaseView, HistoryEntryView
 from forewarn.wording import first_names
@@ -42,7 +43,7 @@ class NodesPageQuery(StrictBody, frozen=True, kw_only=True):
 class NodesPage(BaseView, frozen=True, kw_only=True):
     """The page of nodes: control nodes, and one page of the host nodes that match. Names are JSON keys."""
 
-    now: float  # lab time
+    now: Timestamp  # lab time
     is_cluster: bool  # False: the service runs alone on this machine
     has_bus: bool  # host nodes answer VMs and act; False: the service itself does
     active: str  # the active control node, as last read from the lease; "": none, or the service has no others
@@ -85,7 +86,7 @@ async def show_nodes_page(context: PortalContext, call: HandlerCall, query: Node
     counted = Counter(host.state for host in hosts)
     node = dependencies.control_node
     return NodesPage(
-        now=context.now(),
+        now=timestamp(context.now()),
         is_cluster=dependencies.is_cluster,
         has_bus=dependencies.host_nodes is not None,
         active=node.active_name if node else "",

@@ -10,6 +10,7 @@ import math
 from forewarn.duration import duration_text
 from forewarn.portal.notice_history import KEPT_S, START_REASONS, NoticeHistory, NoticeTotals, ScopeFilter
 from forewarn.portal.timeline_chart import AxisTick, TimeWindow, axis_ticks
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.views import BaseView
 
 # The text of each reason in the legend, in the order in which the bars are stacked.
@@ -30,7 +31,7 @@ class NoticeColumn(BaseView, frozen=True, kw_only=True):
     notice.
     """
 
-    since: float  # lab time at which the stretch begins
+    since: Timestamp  # lab time at which the stretch begins
     events: int  # how many started
     reasons: dict[str, int]  # events by reason of their start; every reason is a key
     promised_s: float | None  # from publication to NotBefore, on average; None: no event had notice
@@ -70,9 +71,9 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
     """Two charts over time: notice promised and given, and why events started. Field names are JSON keys."""
 
     span: str  # a key of CHART_SPANS: 1h, 6h, 1d or 7d
-    since: float  # lab time; later than the span begins if earlier starts are not known
-    until: float  # lab time: the end of the last column, in which the current time is
-    complete_since: float | None  # lab time; starts before it are not counted; None: all of the span are
+    since: Timestamp  # lab time; later than the span begins if earlier starts are not known
+    until: Timestamp  # lab time: the end of the last column, in which the current time is
+    complete_since: Timestamp | None  # lab time; starts before it are not counted; None: all of the span are
     columns: tuple[NoticeColumn, ...]  # those with events, in order of time
 
     @property
@@ -215,13 +216,13 @@ def notice_chart(history: NoticeHistory, now: float, span: str, sees: ScopeFilte
         complete_since = None
     if complete_since is not None:
         first_column = min(complete_since // column_s * column_s, window.until - column_s)
-        window = TimeWindow(since=first_column, until=window.until)
+        window = TimeWindow(since=timestamp(first_column), until=window.until)
     totals = history.totals_by_column(window.since, window.until, column_s, sees)
     return NoticeChart(
         span=chosen,
         since=window.since,
         until=window.until,
-        complete_since=complete_since,
+        complete_since=timestamp(complete_since),
         columns=tuple(_notice_column(window.since + n * column_s, totals[n]) for n in sorted(totals)),
     )
 
@@ -235,13 +236,13 @@ def _suitable_span(first: float | None, now: float) -> str:
 def _window_for(span: str, now: float) -> TimeWindow:
     span_s, column_s = CHART_SPANS[span]
     until = (now // column_s + 1) * column_s
-    return TimeWindow(since=until - span_s, until=until)
+    return TimeWindow(since=timestamp(until - span_s), until=timestamp(until))
 
 
 def _notice_column(since: float, totals: NoticeTotals) -> NoticeColumn:
     noticed = totals.noticed
     return NoticeColumn(
-        since=since,
+        since=timestamp(since),
         events=totals.events,
         reasons={name: totals.reasons[name] for name in START_REASONS},
         promised_s=totals.promised_s / noticed if noticed else None,

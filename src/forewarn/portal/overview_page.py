@@ -31,6 +31,7 @@ from forewarn.portal.rollout_index import RolloutTracker
 from forewarn.portal.rollout_pages import PROGRESS_PARTS, ProgressPart
 from forewarn.portal.status_card import may_approve_event
 from forewarn.portal.timeline_chart import format_iso
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView
@@ -56,7 +57,7 @@ class UpcomingEvent(BaseView, frozen=True, kw_only=True):
     title_of_scope: str  # such as `availability set web`
     cause: str  # a value of Cause
     is_approved: bool  # by a VM, a user or policy
-    not_before: float  # lab time
+    not_before: Timestamp  # lab time
     waits_for: str  # in words; "": nothing, it starts now
     request_id: str  # of its request, or the id of the fault that made it
     more: int  # events of the same request among the next 2,000 that are left out after this one
@@ -73,7 +74,7 @@ class CurrentEvent(BaseView, frozen=True, kw_only=True):
     scope: str  # its id
     title_of_scope: str  # such as `availability set web`
     cause: str  # a value of Cause
-    started_at: float  # lab time
+    started_at: Timestamp  # lab time
     vms: int  # how many acts it has, one per VM
     done: int  # acts that ended, in success or failure
     failed: int  # acts that failed
@@ -90,7 +91,7 @@ class CurrentRollout(BaseView, frozen=True, kw_only=True):
     progress: str  # a RolloutState; of an open rollout mostly running or paused
     who: str  # the name of who requested it
     tally: RolloutTally  # its VMs by what happened to them
-    ends_at: float | None  # when it probably ends, in lab time; None: paused, on hold, or it cannot be known
+    ends_at: Timestamp | None  # when it probably ends, in lab time; None: paused, on hold, or it cannot be known
     is_at_pace: bool  # `ends_at` assumes the pace of its events so far; false: that nobody approves
 
     @property
@@ -114,13 +115,13 @@ class CurrentRollout(BaseView, frozen=True, kw_only=True):
 class OverviewPage(BaseView, frozen=True, kw_only=True):
     """The overview page as one user sees it. Field names are JSON keys."""
 
-    now: float  # lab time
+    now: Timestamp  # lab time
     is_lab: bool  # whether the clock can be changed
     speed: float  # lab seconds per real second
     counts: dict[str, int]  # of the VMs that the user may see, by VmState without gone, 0 included
     total: int  # VMs that the user may see
     attention: tuple[AttentionItem, ...]  # urgent ones first
-    attention_changes_at: float | None  # lab time at which the next event may begin to need an approval; None: none
+    attention_changes_at: Timestamp | None  # lab time at which the next event may begin to need an approval; None: none
     scheduled: int  # events that the user may see
     upcoming: tuple[UpcomingEvent, ...]  # the soonest of them, at most six, and at most three of one request
     started: int  # events that the user may see
@@ -169,13 +170,13 @@ async def show_overview_page(context: PortalContext, call: HandlerCall, query: O
     views = ViewBuilder(context)
     trackers = events.rollouts.open_rollouts() if context.can_see_everything() else []
     return OverviewPage(
-        now=now,
+        now=timestamp(now),
         is_lab=is_lab,
         speed=speed,
         counts={str(state): count for state, count in counts.items()},
         total=sum(counts.values()),
         attention=attention,
-        attention_changes_at=next_attention_change(context),
+        attention_changes_at=timestamp(next_attention_change(context)),
         scheduled=events.count_scheduled(scopes),
         upcoming=tuple(
             _upcoming_event(context, views, event, more) for event, more in _first_events(events.scheduled(scopes))
@@ -217,7 +218,7 @@ def _upcoming_event(context: PortalContext, views: ViewBuilder, event: Event, mo
         title_of_scope=scope_title_from_id(event.scope_id),
         cause=event.cause,
         is_approved=event.approved_at is not None,
-        not_before=event.not_before,
+        not_before=timestamp(event.not_before),
         waits_for=wait.text if wait is not None else "",
         request_id=event.request_id,
         more=more,
@@ -235,7 +236,7 @@ def _current_event(context: PortalContext, event: Event, more: int) -> CurrentEv
         scope=event.scope_id,
         title_of_scope=scope_title_from_id(event.scope_id),
         cause=event.cause,
-        started_at=event.started_at,
+        started_at=timestamp(event.started_at),
         vms=len(event.acts),
         done=len(event.acts) - len(event.unfinished_acts),
         failed=len(event.failed_acts),
@@ -258,6 +259,6 @@ def _current_rollout(context: PortalContext, tracker: RolloutTracker) -> Current
         progress=rollout.progress,
         who=tracker.request.who,
         tally=tracker.tally,
-        ends_at=forecast.ends_at,
+        ends_at=timestamp(forecast.ends_at),
         is_at_pace=forecast.is_measured,
     )

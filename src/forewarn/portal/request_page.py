@@ -25,6 +25,7 @@ from forewarn.portal.timeline_chart import (
     render_standalone_svg,
     window_for_rows,
 )
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.request_views import request_events, request_status
@@ -57,7 +58,7 @@ class RequestPageQuery(DoneMessageQuery, frozen=True, kw_only=True):
 class RequestTimeline(BaseView, frozen=True, kw_only=True):
     """One page of the events of a request or rollout, over time. Field names are JSON keys."""
 
-    now: float  # lab time
+    now: Timestamp  # lab time
     lanes: tuple[EventRow, ...]  # live events first, then past ones, each newest first
     more: int  # visible events that are not in `lanes`, such as those on other pages
     approvable: tuple[str, ...]  # ids of those in `lanes` that await approval, and that the user may approve
@@ -86,7 +87,7 @@ def request_timeline(
     views = ViewBuilder(context)
     shown, pages = items_on_page(ordered, page, size)
     return RequestTimeline(
-        now=context.now(),
+        now=timestamp(context.now()),
         lanes=tuple(event_row_for(views, event) for event in shown),
         more=len(ordered) - len(shown),
         approvable=tuple(event.id for event in shown if may_approve_event(context, event)),

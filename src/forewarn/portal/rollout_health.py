@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forewarn.core.request import MaintenanceRequest
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.views import BaseView
 
@@ -13,7 +14,7 @@ _MAX_RECENT = 10  # of one check that are shown
 class RecentMeasurement(BaseView, frozen=True, kw_only=True):
     """One of the latest measurements of a health check of a rollout. Field names are JSON keys."""
 
-    at: float  # lab time
+    at: Timestamp  # lab time
     outcome: str  # good, bad, unclear or error
     text: str  # what was seen, for people
 
@@ -35,7 +36,7 @@ def rollout_check_rows(context: RequestContext, request: MaintenanceRequest) -> 
             name=check.name,
             what=check.what,
             recent=tuple(
-                RecentMeasurement(at=found.at, outcome=found.outcome, text=found.text)
+                RecentMeasurement(at=timestamp(found.at), outcome=found.outcome, text=found.text)
                 for found in [found for found in newest_first if found.check == check.name][:_MAX_RECENT]
             ),
         )

@@ -28,6 +28,7 @@ from forewarn.core.waves import covers_vm
 from forewarn.errors import Unavailable
 from forewarn.portal.serving_events import ServingEvents
 from forewarn.store.interface import Store
+from forewarn.times import Timestamp, timestamp
 
 log = logging.getLogger(__name__)
 STALL_S = 300.0  # of lab time without any progress that was due, after which a rollout counts as stalled
@@ -153,7 +154,7 @@ class StoppedRollout:
     """A rollout that stopped by itself, as when too many VMs failed."""
 
     request: MaintenanceRequest  # with the stopped rollout
-    at: float  # lab time at which it stopped
+    at: Timestamp  # lab time at which it stopped
 
 
 class RolloutIndex:
@@ -266,7 +267,7 @@ class RolloutIndex:
                 del self._stopped[known.request.id]  # a newer rollout of the same target replaces it
         if request.rollout.progress is RolloutState.STOPPED:
             at = self._stopped[request.id].at if request.id in self._stopped else at
-            self._stopped[request.id] = StoppedRollout(request=request, at=at)
+            self._stopped[request.id] = StoppedRollout(request=request, at=timestamp(at))
             if len(self._stopped) > _MAX_STOPPED:
                 del self._stopped[next(iter(self._stopped))]
 

@@ -33,6 +33,7 @@ from forewarn.portal.rollout_health import RolloutCheckRow, rollout_check_rows
 from forewarn.portal.states import state_label
 from forewarn.portal.status_card import EventStatusCard, next_event_card
 from forewarn.portal.wave_diagram import WaveDiagram, diagram_of_rollout
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.request_views import read_rollouts, rollout_fields_from_snapshot
@@ -125,9 +126,9 @@ class RolloutBatchView(BaseView, frozen=True, kw_only=True):
     vms: int  # how many VMs its events affect
     done: int  # VMs whose event is over, even if it failed, and was not withdrawn
     failed: int  # VMs whose event failed
-    published_at: float  # lab time
-    next_start: float | None  # the earliest NotBefore of its scheduled events; None: it has none
-    over_at: float | None  # when its last event was over; None: some are live
+    published_at: Timestamp  # lab time
+    next_start: Timestamp | None  # the earliest NotBefore of its scheduled events; None: it has none
+    over_at: Timestamp | None  # when its last event was over; None: some are live
 
 
 class WaitingDomain(BaseView, frozen=True, kw_only=True):
@@ -257,9 +258,11 @@ def _batch_view(number: int, events: Sequence[Event]) -> RolloutBatchView:
         vms=sum(len(event.vms) for event in events),
         done=sum(len(event.vms) for event in events if not event.is_live and not _is_withdrawn(event)),
         failed=sum(len(event.vms) for event in events if event.ending is Ending.FAILED),
-        published_at=events[0].published_at,
-        next_start=min((event.not_before for event in events if event.status is EventState.SCHEDULED), default=None),
-        over_at=None if is_live else max(event.over_at or 0.0 for event in events),
+        published_at=timestamp(events[0].published_at),
+        next_start=timestamp(
+            min((event.not_before for event in events if event.status is EventState.SCHEDULED), default=None)
+        ),
+        over_at=timestamp(None if is_live else max(event.over_at or 0.0 for event in events)),
     )
 
 

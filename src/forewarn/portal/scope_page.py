@@ -17,6 +17,7 @@ from forewarn.portal.vm_grid import VmBlockView, vm_block_view
 from forewarn.protocol.codec import encode_document
 from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.store.interface import LastPoll
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView, EventView
@@ -40,7 +41,7 @@ class ScopeMemberView(BaseView, frozen=True, kw_only=True):
     update_domain: int  # from 0
     fault_domain: int  # from 0
     host: str  # "": on none
-    last_polled_at: float | None  # lab time; None: never
+    last_polled_at: Timestamp | None  # lab time; None: never
     polled_version: str | None  # the api-version of its last poll; None: it never polled
     polls: int  # how many it has sent so far
     is_silent: bool  # it does not poll now
@@ -51,7 +52,7 @@ class RemovedVmView(BaseView, frozen=True, kw_only=True):
 
     key: str  # `subscription id/resource group/name` in lower case
     name: str  # of the VM
-    removed_at: float  # lab time
+    removed_at: Timestamp  # lab time
 
 
 class ScopePage(BaseView, frozen=True, kw_only=True):
@@ -65,7 +66,7 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     title: str  # such as `availability set web`
     card: EventStatusCard | None  # the live event that matters next; None: there is none
     enabled: bool  # whether scheduled events are enabled for it
-    enabled_at: float | None  # lab time; None: it is not enabled
+    enabled_at: Timestamp | None  # lab time; None: it is not enabled
     epoch: int  # how often it was enabled or reset
     incarnation: int  # of its document, within the epoch
     forms: tuple[FormLink, ...]  # that the user may submit for it
@@ -108,7 +109,7 @@ async def show_scope_page(context: PortalContext, call: HandlerCall, query: Page
         title=title,
         card=next_event_card(context, live_events),
         enabled=scope.is_enabled,
-        enabled_at=scope.enabled_at,
+        enabled_at=timestamp(scope.enabled_at),
         epoch=scope.epoch,
         incarnation=scope.incarnation,
         forms=form_links_for_scope(context),
@@ -137,7 +138,7 @@ def _member_view(context: PortalContext, vm: Vm, last_poll: LastPoll | None) -> 
         update_domain=vm.update_domain,
         fault_domain=vm.fault_domain,
         host=vm.host,
-        last_polled_at=last_poll.at if last_poll else None,
+        last_polled_at=timestamp(last_poll.at if last_poll else None),
         polled_version=last_poll.version if last_poll else None,
         polls=last_poll.count if last_poll else 0,
         is_silent=pace is None or pace.is_silent,
@@ -147,7 +148,9 @@ def _member_view(context: PortalContext, vm: Vm, last_poll: LastPoll | None) -> 
 def _removed_vms(context: PortalContext, scope: Scope) -> tuple[RemovedVmView, ...]:
     all_vms = [vm for vm in context.store.vms(scope_id=scope.id, removed=True) if context.can_see(vm)]
     gone = [
-        RemovedVmView(key=vm.key, name=vm.name, removed_at=vm.removed_at) for vm in all_vms if vm.removed_at is not None
+        RemovedVmView(key=vm.key, name=vm.name, removed_at=timestamp(vm.removed_at))
+        for vm in all_vms
+        if vm.removed_at is not None
     ]
     return tuple(sorted(gone, key=lambda vm: vm.removed_at, reverse=True)[:_MAX_REMOVED_VMS])
 

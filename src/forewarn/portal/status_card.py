@@ -16,6 +16,7 @@ from forewarn.core.release import WaitReason
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.explain.phrases import ending_text, event_kind_text, join_names, started_without_notice
 from forewarn.portal.states import event_state
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.routing import named_event
@@ -30,9 +31,9 @@ class EventStatusCard(BaseView, frozen=True, kw_only=True):
     title: str  # kind and VMs, such as `Reboot of web-0`
     state: str  # scheduled, approved (and not started), started, finished, failed, withdrawn or not needed
     text: str  # a sentence: what it waits for, what is in progress, or how it ended
-    starts_at: float | None  # when it starts, or what it waits for ends, at the latest; None: not known, now or started
+    starts_at: Timestamp | None  # when it starts, or its wait ends, at the latest; None: not known, now or started
     needs_approval: bool  # before `starts_at` only an approval starts it
-    started_at: float | None  # None: not started, or over; this and `starts_at` are lab time
+    started_at: Timestamp | None  # None: not started, or over; this and `starts_at` are lab time
     may_approve: bool  # it awaits approval, and the user has the right
     may_withdraw: bool  # it has not started, and the user has the right
     others: int  # how many live events the page has beside this one
@@ -57,9 +58,9 @@ def event_status_card(context: RequestContext, event: Event, *, others: int = 0)
         title=f"{event_kind_text(event)} of {join_names(event.vms)}",
         state=event_state(event),
         text=_status_sentence(event, wait.text if wait else ""),
-        starts_at=wait.until if wait else None,
+        starts_at=timestamp(wait.until if wait else None),
         needs_approval=event.rules.has_impact and wait is not None and wait.reason is WaitReason.NOTICE,
-        started_at=event.started_at if event.is_live else None,
+        started_at=timestamp(event.started_at if event.is_live else None),
         may_approve=may_approve_event(context, event),
         may_withdraw=_may_withdraw_event(context, event),
         others=others,

@@ -38,6 +38,7 @@ from forewarn.portal.timeline_chart import (
     window_around,
 )
 from forewarn.protocol.document import Kind
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.queries import event_lists_vm
 from forewarn.web.request_parsing import HandlerCall, StrictBody
@@ -144,7 +145,7 @@ class TimelineLink(BaseView, frozen=True, kw_only=True):
 class TimelinePage(BaseView, frozen=True, kw_only=True):
     """The timeline page: events over time. Field names are JSON keys."""
 
-    now: float  # lab time
+    now: Timestamp  # lab time
     window: TimeWindow  # the time that the chart shows
     follows: bool  # the window moves with the current time
     lanes: tuple[EventRow, ...]  # newest first; at most MAX_EVENTS_SHOWN, of more the live ones and then the newest
@@ -216,7 +217,7 @@ async def show_timeline_page(context: PortalContext, call: HandlerCall, query: T
     in_window.sort(key=lambda event: (event.is_live, event.published_at, event.seq), reverse=True)
     shown = sorted(in_window[:MAX_EVENTS_SHOWN], key=lambda event: (event.published_at, event.seq), reverse=True)
     return TimelinePage(
-        now=now,
+        now=timestamp(now),
         window=window,
         follows=not query.at,
         lanes=tuple(event_row_for(views, event) for event in shown),

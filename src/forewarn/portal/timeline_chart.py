@@ -24,6 +24,7 @@ from forewarn.errors import Rejected
 from forewarn.explain.phrases import event_kind_text, join_names, notice_phrases, started_without_notice
 from forewarn.portal.rendering import format_utc, render_template
 from forewarn.portal.states import event_state, state_class
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView
 
@@ -52,8 +53,8 @@ _MIN_WINDOW_S = 60.0
 class TimeWindow(BaseView, frozen=True, kw_only=True):
     """The time that a chart shows, from its left edge to its right one: lab time in POSIX seconds."""
 
-    since: float  # at the left edge
-    until: float  # at the right edge, after `since`
+    since: Timestamp  # at the left edge
+    until: Timestamp  # at the right edge, after `since`
 
     @property
     def span_s(self) -> float:
@@ -76,7 +77,7 @@ class TimeWindow(BaseView, frozen=True, kw_only=True):
 class AxisTick(BaseView, frozen=True, kw_only=True):
     """A tick of the time axis of a chart, with its text and, where the day changes, the day."""
 
-    at: float  # lab time, seconds since 1970
+    at: Timestamp  # lab time
     x: float  # percent of the width
     text: str  # the time of day in UTC; the date such as `05 Jan` if ticks are days apart
     day: str = ""  # the date at the first tick of a day, usually also at the first of all, or the weekday; "": none
@@ -97,7 +98,7 @@ NARROW_AXIS = AxisDensity(max_ticks=3, edge_percent=12.0, day_format="%d %b")  #
 
 def window_around(centre: float, span_s: float) -> TimeWindow:
     """Return the window of `span_s` seconds with `centre`, in POSIX seconds, in the middle."""
-    return TimeWindow(since=centre - span_s / 2, until=centre + span_s / 2)
+    return TimeWindow(since=timestamp(centre - span_s / 2), until=timestamp(centre + span_s / 2))
 
 
 def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
@@ -105,7 +106,7 @@ def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
     since = min((row.published_at for row in rows), default=now)
     until = max((max(row.ends_at(now), row.not_before) for row in rows), default=now)
     margin = max((until - since) * _WINDOW_MARGIN, _MIN_WINDOW_S / 2)
-    return TimeWindow(since=since - margin, until=until + margin)
+    return TimeWindow(since=timestamp(since - margin), until=timestamp(until + margin))
 
 
 def parse_span(text: str) -> float:
@@ -151,7 +152,7 @@ def axis_ticks(window: TimeWindow, density: AxisDensity = WIDE_AXIS) -> tuple[Ax
     days = _tick_days(instants, step, density)
     return tuple(
         AxisTick(
-            at=at,
+            at=timestamp(at),
             x=window.percent_at(at),
             text=_tick_text(at, step),
             day=day,
@@ -197,12 +198,12 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     cause: str  # a value of Cause
     vms: tuple[str, ...]  # names
     state: str  # scheduled, approved (and not started), started, finished, failed, withdrawn or not needed
-    published_at: float  # lab time, as the other times
-    not_before: float  # NotBefore, as documents show it
-    approved_at: float | None  # None: not approved
+    published_at: Timestamp  # lab time, as the other times
+    not_before: Timestamp  # NotBefore, as documents show it
+    approved_at: Timestamp | None  # None: not approved
     approved_by: str  # "": nobody
-    started_at: float | None  # None: not started
-    over_at: float | None  # None: it is live
+    started_at: Timestamp | None  # None: not started
+    over_at: Timestamp | None  # None: it is live
     promised_s: float | None  # whole seconds from publication to NotBefore; None: without notice, or not `listed`
     given_s: float | None  # seconds from publication to start; None before the start
     notice: str  # both in words, or why there is no notice; of one that ended without a start also when that was
@@ -235,12 +236,12 @@ def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> Even
         cause=event.cause,
         vms=event.vms,
         state=event_state(event),
-        published_at=event.published_at,
-        not_before=event.not_before,
-        approved_at=event.approved_at,
+        published_at=timestamp(event.published_at),
+        not_before=timestamp(event.not_before),
+        approved_at=timestamp(event.approved_at),
         approved_by=event.approved_by,
-        started_at=event.started_at,
-        over_at=event.over_at,
+        started_at=timestamp(event.started_at),
+        over_at=timestamp(event.over_at),
         promised_s=_promised_notice_s(event),
         given_s=None if event.started_at is None else event.started_at - event.published_at,
         notice=_notice_text(event),
@@ -292,8 +293,8 @@ class BarSegment(BaseView, frozen=True, kw_only=True):
     """
 
     what: str  # promised, notice, waiting or performing
-    since: float  # lab time in POSIX seconds, as `until`
-    until: float  # where it ends
+    since: Timestamp  # lab time, as `until`
+    until: Timestamp  # where it ends
     x: float  # of its left edge, in percent of the chart's width
     width: float  # in percent of the chart's width
     grows: bool = False  # it ends at the current time, and moves with it
@@ -303,7 +304,7 @@ class ChartMark(BaseView, frozen=True, kw_only=True):
     """A mark on an event's bar in a timeline chart: something that happened at one time."""
 
     what: str  # published, not-before, approved, started or a final state (finished, failed, withdrawn, not-needed)
-    at: float  # lab time in POSIX seconds
+    at: Timestamp  # lab time
     x: float  # percent of the width, clamped a little outside of the window
     text: str  # of the tooltip, such as who approved it
 
@@ -334,7 +335,7 @@ class TimelineChart(BaseView, frozen=True, kw_only=True):
     """A timeline chart: time axis, bands of bars, and a line at the current time."""
 
     window: TimeWindow
-    now: float  # lab time, seconds since 1970
+    now: Timestamp  # lab time
     now_x: float  # percent of the width; outside of 0 to 100, from -10 to 110, if `now` is not in the window
     ticks: tuple[AxisTick, ...]
     narrow_ticks: tuple[AxisTick, ...]  # those of a chart on a phone
@@ -363,7 +364,7 @@ def build_chart(rows: Iterable[EventRow], window: TimeWindow, now: float, *, ban
         y = top + len(bars) * ROW_HEIGHT
     return TimelineChart(
         window=window,
-        now=now,
+        now=timestamp(now),
         now_x=_clamped_percent(window, now),
         ticks=axis_ticks(window),
         narrow_ticks=axis_ticks(window, NARROW_AXIS),
@@ -394,7 +395,7 @@ def _event_bar(row: EventRow, window: TimeWindow, now: float, y: float) -> Event
         y=y,
         parts=tuple(_bar_segment(window, *stretch) for stretch in _segment_spans(row, now)),
         marks=tuple(
-            ChartMark(what=what, at=at, x=_clamped_percent(window, at), text=text)
+            ChartMark(what=what, at=timestamp(at), x=_clamped_percent(window, at), text=text)
             for what, at, text in _mark_instants(row)
         ),
     )
@@ -429,7 +430,12 @@ def _mark_instants(row: EventRow) -> Iterator[tuple[str, float, str]]:
 def _bar_segment(window: TimeWindow, what: str, since: float, until: float, grows: bool) -> BarSegment:
     x = _clamped_percent(window, since)
     return BarSegment(
-        what=what, since=since, until=until, x=x, width=max(0.0, _clamped_percent(window, until) - x), grows=grows
+        what=what,
+        since=timestamp(since),
+        until=timestamp(until),
+        x=x,
+        width=max(0.0, _clamped_percent(window, until) - x),
+        grows=grows,
     )
 
 

@@ -10,6 +10,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.scope import Scope
 from forewarn.explain.polling import PollingPace
 from forewarn.portal.fleet_overview import FleetOverview
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.views import BaseView
 
 PaceLookup = Callable[[str], PollingPace | None]  # how a VM polls, by its key; None: it never polled
@@ -51,7 +52,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
     silent_s: float | None  # real time since the latest poll of its VMs; None: none
     asking: int  # how many of the VMs in `size` polled in the last minute of real time
     events: int  # live events of its scopes
-    next_not_before: float | None  # the earliest NotBefore of the scheduled ones, in lab time; None: there are none
+    next_not_before: Timestamp | None  # the earliest NotBefore of the scheduled ones, in lab time; None: there are none
     at_work: tuple[int, ...]  # update domains with an act in progress, ascending; empty for standalone VMs
 
     @property
@@ -114,7 +115,7 @@ def vm_block_view(
         silent_s=min((pace.silent_s for pace in paces), default=None),
         asking=sum(not pace.is_silent for pace in paces),
         events=len(live),
-        next_not_before=min((e.not_before for e in live if e.status is EventState.SCHEDULED), default=None),
+        next_not_before=timestamp(min((e.not_before for e in live if e.status is EventState.SCHEDULED), default=None)),
         at_work=_active_update_domains(single_scope) if single_scope is not None else (),
     )
 

@@ -13,6 +13,7 @@ from forewarn.portal.export import ExportTable
 from forewarn.portal.form_links import FormLink, form_links_for_vm
 from forewarn.portal.status_card import EventStatusCard, next_event_card
 from forewarn.protocol.versions import NEWEST_VERSION
+from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.explanations import explain_vm
 from forewarn.web.fault_views import FaultView
@@ -35,7 +36,7 @@ class VmPage(BaseView, frozen=True, kw_only=True):
     state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
     card: EventStatusCard | None  # the live event that matters next; None: none affects it
     resource: str  # its Azure resource id
-    removed_at: float | None  # lab time; None: it exists
+    removed_at: Timestamp | None  # lab time; None: it exists
     poll: str  # a curl command that polls as the VM does; "" if the VM has no address of its own, or was removed
     forms: tuple[FormLink, ...]  # that the user may submit for it
     events: tuple[EventView, ...]  # live events that affect it, in order of publication
@@ -74,7 +75,7 @@ async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
         state=vm_state(vm, scope.live_events() if scope is not None else ()),
         card=next_event_card(context, live_events),
         resource=vm_resource_id(vm),
-        removed_at=vm.removed_at,
+        removed_at=timestamp(vm.removed_at),
         poll=_poll_command(view) if vm.removed_at is None else "",
         forms=form_links_for_vm(context, vm, scope),
         events=views.events(live_events),

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from forewarn.core.request import Rollout
 from forewarn.core.waves import wave_specs
 from forewarn.explain.rollout_plan import PlannedWave, RolloutForecast, WaveTimes
+from forewarn.times import Timestamp
 from forewarn.web.views import BaseView
 
 _MAX_DAYS = 31  # of the calendar
@@ -37,10 +38,10 @@ class DiagramWave(BaseView, frozen=True, kw_only=True):
     name: str  # that of the rollout's wave
     state: str  # planned (the rollout is not started), waiting (not begun), now, settling or done
     vms: int  # how many VMs it has
-    begins_at: float | None  # when its first event is published
-    starts_at: float | None  # when its first event started, or starts without an approval
-    over_at: float | None  # when its last event is over
-    settled_at: float | None  # when the next wave may begin
+    begins_at: Timestamp | None  # when its first event is published
+    starts_at: Timestamp | None  # when its first event started, or starts without an approval
+    over_at: Timestamp | None  # when its last event is over
+    settled_at: Timestamp | None  # when the next wave may begin
     parts: tuple[DiagramPart, ...]  # in order of time; (): it has no times yet
 
 
@@ -72,11 +73,11 @@ class _WaveFacts(BaseView, frozen=True, kw_only=True):
     name: str
     state: str
     vms: int
-    begins_at: float | None = None
-    starts_at: float | None = None
-    over_at: float | None = None
-    settled_at: float | None = None
-    starts: tuple[float, ...] = ()
+    begins_at: Timestamp | None = None
+    starts_at: Timestamp | None = None
+    over_at: Timestamp | None = None
+    settled_at: Timestamp | None = None
+    starts: tuple[Timestamp, ...] = ()
 
 
 def diagram_of_plan(waves: Sequence[PlannedWave], now: float) -> WaveDiagram | None:
@@ -100,7 +101,7 @@ def diagram_of_rollout(rollout: Rollout, forecast: RolloutForecast, now: float) 
     return _diagram(facts, now)
 
 
-def _facts(name: str, state: str, vms: int, times: WaveTimes | None, starts: tuple[float, ...]) -> _WaveFacts:
+def _facts(name: str, state: str, vms: int, times: WaveTimes | None, starts: tuple[Timestamp, ...]) -> _WaveFacts:
     if times is None:
         return _WaveFacts(name=name, state=state, vms=vms)
     return _WaveFacts(
