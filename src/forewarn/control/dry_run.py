@@ -89,6 +89,7 @@ async def simulate_request(
     It ends earlier, with `is_over` False, if nothing more is due, or at limits of VMs, steps and real time. With
     `approves`, each of its events is approved when it is published. A hold on rollouts is left out.
     """
+    # One at a time: each copies a part of the store and uses a core.
     async with control.dry_run_lock:
         snapshot = await _take_snapshot(control, {vm.scope_id for vm in vms})
         return await asyncio.to_thread(_simulate_in_thread, snapshot, action, len(vms), approves)
@@ -154,6 +155,7 @@ class _StoreSnapshot:
 
 async def _take_snapshot(control: ControlPlane, concerned: set[str]) -> _StoreSnapshot:
     store = control.store
+    # A small fleet is copied whole: its budgets, hosts and other rollouts then count as they are.
     is_whole = store.counts().vms <= MAX_SIMULATED_VMS
     scopes = await _connected_scopes(store, set(store.scope_ids()) if is_whole else concerned)
     rollouts = [request for request in store.requests(open_only=True) if request.rollout is not None]
@@ -211,6 +213,7 @@ async def _connected_scopes(store: Store, wanted: set[str]) -> dict[str, Scope]:
             raise DryRunTooLarge(
                 f"this request concerns more than {MAX_COPIED_VMS} VMs, too many for a preview: choose fewer VMs"
             )
+        # A gate waits for events of other scopes, so these belong to the copy, too.
         for gate_id in _gate_ids(scope.events) - gates:
             gates.add(gate_id)
             wanted |= {event.scope_id for event in store.events(gate_id=gate_id, statuses=_LIVE_STATES)} - found.keys()
@@ -268,6 +271,7 @@ def _simulate_in_thread(snapshot: _StoreSnapshot, action: RequestAction, vms: in
 async def _simulate(snapshot: _StoreSnapshot, action: RequestAction, vms: int, approves: bool) -> SimulatedRequest:
     store = await snapshot.to_memory_store()
     hypervisor = SimulatedHypervisor(EffectLedger.open(None))
+    # Begun before the request, so that they end when the real ones do.
     for act, since in snapshot.running_acts:
         await hypervisor.perform(act, since)
     control = ControlPlane(

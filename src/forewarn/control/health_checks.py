@@ -82,6 +82,7 @@ class HealthCheckService:
             self._clear_until.pop(measurement.request_id, None)
             if (known := self._measured.get(measurement.request_id)) is not None:
                 known.append(measurement)
+                # As many as the store keeps, so that both judge by the same ones.
                 del known[:-MAX_MEASUREMENTS]
 
     def counting(self, request_id: str, rollout: Rollout) -> list[Measurement]:
@@ -114,12 +115,14 @@ class HealthCheckService:
             latest = {measurement.check: measurement.at for measurement in counting}
             known = -math.inf
             if verdict.decision is HealthDecision.GO_ON:
+                # Clear until the first of them is too old: a check that nobody measures any more must hold the events.
                 known = min(latest[check.name] + check.stale_after_s for check in request.rollout.checks)
             self._clear_until[request.id] = known
         return known
 
     async def reconcile(self) -> bool:
         """Store measurements that have ended, and start checks that are due; return whether any was stored."""
+        # What was measured is stored before anything new is started: a verdict counts stored measurements.
         results = dict(self._results)
         if results:
             await self._store.commit(Commit(measurements=tuple(results.values())))
@@ -127,6 +130,7 @@ class HealthCheckService:
                 del self._results[key]
         now = self._clock.now()
         due_times = self._due_times()
+        # The longest due first, so that each check has its turn.
         for key in sorted(due_times, key=due_times.__getitem__):
             if due_times[key] <= now and self._has_slot(key):
                 self._start(key)
@@ -164,6 +168,7 @@ class HealthCheckService:
             self._measured.pop(request.id, None)
             self.holding.discard(request.id)
         sharers = sum(map(_is_running, self.open_rollouts.values()))
+        # Shared equally: probes of one rollout that hang must not stop the checks of the others.
         self._probes_per_rollout = max(_MIN_PROBES, _MAX_PROBES // max(1, sharers))
         if not _is_running(request):
             for key in self._probes_of(request.id):
@@ -191,6 +196,7 @@ class HealthCheckService:
             counting = self.counting(request.id, rollout)
             for check in rollout.checks:
                 key = (request.id, check.name)
+                # One at a time for each check: its result decides when it is due again.
                 if key not in self.running and key not in self._results:
                     due[key] = next_measurement_at(check, counting)
         return due
@@ -243,6 +249,7 @@ class HealthCheckService:
         pace, names = self.pace(), list[str]()
         for at in range(0, len(vms), _VMS_PER_SLICE):
             names += vms_without_handler(vms[at : at + _VMS_PER_SLICE], pace)
+            # Other tasks run between the slices.
             await asyncio.sleep(0)
         return figure_result(check, names)
 

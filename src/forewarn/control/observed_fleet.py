@@ -91,6 +91,7 @@ class ObservedFleet:
             self._changed.pop(key, None)
             return
         known = ObservedVm(key=key, scope_id=vm.scope_id, name=vm.name, host=vm.host, power=vm.power, seen=vm.seen)
+        # Answers to questions before this say nothing about where the VM is now.
         if old is None or (old.host, old.power) != (known.host, known.power):
             self._changed[key] = self.tick()
         self._vms[key] = known
@@ -107,6 +108,7 @@ class ObservedFleet:
             elif act.id in self._acts.get(act.vm, ()):
                 self._changed[act.vm] = self.tick()
                 _discard(self._acts, act.vm, act.id)
+                # Its host is asked soon: what the act was to do should be there.
                 self.on_act_ended(vm.host)
 
     def vm(self, key: str) -> ObservedVm | None:
@@ -118,6 +120,7 @@ class ObservedFleet:
         `asked` is the number (see `tick`) at which the host was asked. An answer that was overtaken by one to a later
         question is dropped.
         """
+        # A later question has been answered already.
         if asked < self._asked.get(host, 0):
             return set()
         self._asked[host] = asked
@@ -141,11 +144,13 @@ class ObservedFleet:
         # Answers of hosts that were asked before the last change of the VM in the fleet do not count. If several VMs of
         # the fleet have its name, only the report of the VM's own host counts.
         changed = self._changed.get(vm.key, 0)
+        # What an act does in the middle must not be taken for the work of somebody else.
         if vm.key in self._acts or self._is_acted_on(vm, changed):
             return None
         is_unique = len(self._keys_by_name[vm.name]) == 1
         found = {}
         for host in self._listing_hosts.get(vm.name, ()):
+            # Hosts know VMs by name: with two of one name, only its own host can mean this one.
             if self._answers[host].asked > changed and (is_unique or host == vm.host):
                 found[host] = self._answers[host].machines[vm.name]
         own = self._answers.get(vm.host)

@@ -47,11 +47,13 @@ class PlacementIndex:
         """Update the index with the hosts, VMs and events of a commit. Called for every commit, in order."""
         commit = applied.commit
         for host in commit.hosts:
+            # The commit has the version that it was decided on; the store has added one.
             self._hosts[host.name] = replace(host, version=host.version + 1)
         for host in commit.removed_hosts:
             self._hosts.pop(host.name, None)
         for host in commit.destinations:
             here = self._hosts[host.name]
+            # Of the host as it is known here, since the commit carries it as the decision saw it.
             self._hosts[host.name] = replace(here, arrivals=here.arrivals + 1)
         if commit.hosts or commit.removed_hosts:
             self._failed_hosts = self._find_failed_hosts()
@@ -144,6 +146,7 @@ class PlacementIndex:
             for vm in vms:
                 if (host := self.find_destination(vm, hints, is_live=vm.key in live)) is not None:
                     destinations[vm.key] = host
+                    # Counted there at once: the next VM of this decision, and decisions beside it, choose others.
                     self._set_counted_host(vm.key, host)
             yield destinations
         finally:
@@ -173,6 +176,7 @@ class PlacementIndex:
 
     def _track_vm(self, vm: Vm) -> None:
         key = vm.key
+        # With its old scope and domains, before these are replaced.
         self._set_counted_host(key, "")
         if vm.removed_at is not None:
             self._vms.pop(key, None)
@@ -196,6 +200,7 @@ class PlacementIndex:
 
     def _recount_vm(self, key: str) -> None:
         destinations = self._destinations.get(key)
+        # The latest of its moves says where it will be.
         host = [*destinations.values()][-1] if destinations else self._current_hosts.get(key, "")
         self._set_counted_host(key, host)
 

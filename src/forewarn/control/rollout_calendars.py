@@ -58,6 +58,7 @@ class RolloutCalendars:
         times = [
             at for end in (*own, *self._configurations.hosts.closing_times) for at in (end - request.notice_s, end)
         ]
+        # Twice for each end: when a notice no longer fits before it, and when it is over.
         if later := [at for at in times if at > now]:
             self._closes_at[request.id] = min(later)
         else:
@@ -122,6 +123,7 @@ class RolloutCalendars:
         planned = self._store.planned(request_id=request.id)
         groups: defaultdict[str, list[Event | PlannedEvent]] = defaultdict(list)  # those that start together
         for event in scheduled:
+            # What starts together needs a window that all of it has open.
             groups[event.gate_id or event.id].append(event)
         for item in planned:
             groups[item.gate_id or item.event_id].append(item)
@@ -133,6 +135,7 @@ class RolloutCalendars:
                     calendars[_event_id(member)] = wanted
         changed = [replace(p, calendar=calendars[p.event_id]) for p in planned if p.event_id in calendars]
         if changed:
+            # The version of the request makes it conflict with a batch that is being published.
             await self._store.commit(Commit(requests=(request,), planned=tuple(changed)))
         stale = [event for event in scheduled if event.id in calendars]
         for scope_id, events in group_by_scope(stale, lambda event: event.scope_id).items():

@@ -204,6 +204,7 @@ def _tag_value(vm: Vm, name: str) -> str | None:
 
 def group_limit(budget: Budget, size: int) -> int:
     """Return how many VMs of a group of `size` VMs may be out of service at once by this budget."""
+    # Rounded down, but at least one: a small group could otherwise never be maintained.
     return budget.max_vms or max(1, size * budget.max_percent // 100)
 
 
@@ -264,6 +265,7 @@ class BudgetLedger:
                 continue
             key = vm.key
             for group in budget_groups(self._budgets.values(), vm):
+                # It has its place already; but its group is looked at all the same, and may be over the limit.
                 is_counted = key in self._out.get(group, ()) or key in self._reserved[group]
                 needed[group] |= set() if is_counted else {key}
         for group, keys in needed.items():

@@ -257,6 +257,7 @@ def judge_values(condition: str, values: Sequence[tuple[str, float]]) -> CheckRe
         return CheckResult(CheckOutcome.BAD, _shortened(f"{_value_text(title, value)} is not {condition}{more}"), value)
     if not values:
         return CheckResult(CheckOutcome.UNCLEAR, "there is no data")
+    # A bad value has decided above, even if another one is not a number.
     if len(numbers) < len(values):
         return CheckResult(CheckOutcome.UNCLEAR, "a value is not a number")
     title, value = numbers[0]
@@ -340,12 +341,14 @@ def _check_verdict(
 ) -> HealthVerdict:
     title = f"check {check.name!r}"
     bad = [m for m in measurements if m.outcome is CheckOutcome.BAD]
+    # First, and at any age: good measurements that follow do not undo it.
     if len(bad) >= check.bad_limit:
         times = "" if check.bad_limit == 1 else f" for the {_ordinal(len(bad))} time in this wave"
         return HealthVerdict(HealthDecision.PAUSE, f"{title} is bad{times}: {bad[-1].text}")
     if not measurements:
         return HealthVerdict(HealthDecision.MEASURE, f"{title} has not been measured yet")
     last = measurements[-1]
+    # A check that has stopped says nothing about now, whatever it said last.
     if now - last.at > check.stale_after_s:
         age = duration_text(round(now - last.at))
         return HealthVerdict(HealthDecision.WAIT, f"{title} is unclear: its last measurement is {age} old")
@@ -353,6 +356,7 @@ def _check_verdict(
         if good_since is not None and last.at < good_since:
             return HealthVerdict(HealthDecision.MEASURE, f"{title} has not been measured since the wave ended")
         return HealthVerdict(HealthDecision.GO_ON)
+    # Before a wave every check must be good; within one, a single error does not stop it.
     if good_since is not None or _is_unclear(check, measurements):
         return HealthVerdict(HealthDecision.WAIT, f"{title} is {_unclear_word(check, measurements)}: {last.text}")
     return HealthVerdict(HealthDecision.GO_ON)
@@ -362,6 +366,7 @@ def _is_unclear(check: HealthCheck, measurements: Sequence[Measurement]) -> bool
     """Return whether the limit of errors in a row is reached, or of unclear ones with only errors between."""
     if _in_a_row(measurements, CheckOutcome.ERROR) >= check.error_limit:
         return True
+    # Errors are left out, so that they neither make nor break a row of unclear ones.
     answered = [m for m in measurements if m.outcome is not CheckOutcome.ERROR]
     return _in_a_row(answered, CheckOutcome.UNCLEAR) >= check.unclear_limit
 

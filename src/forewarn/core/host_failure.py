@@ -22,6 +22,7 @@ def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext, *, names: C
     # that began after the failure of its VM's host, which redeploys or removes the VM, continues.
     for started in scope.live_events(EventState.STARTED):
         for act in started.unfinished_acts:
+            # Only the VMs that the event redeploys: others may still be on their way.
             if names is not None and act.name not in names:
                 continue
             if (problem := _host_problem(scope, act, context)) is not None:
@@ -52,6 +53,7 @@ def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = fro
     """
     acts = [act for event in scope.live_events(EventState.STARTED) for act in event.unfinished_acts if act.vm == vm.key]
     is_on_failed_host = vm.host == host or vm.host in failed_hosts
+    # An act that takes the VM away does what the failure would do.
     if any(act.verb.rules.leaves_host and (act.abrupt or not is_on_failed_host) for act in acts):
         return False  # it goes on, and then there is nothing to move
     moves = [act for act in acts if act.verb is Verb.REDEPLOY]

@@ -112,6 +112,7 @@ def compare_vm(vm: PlacedVm, reports: VmReports) -> tuple[VmFinding, ...]:
 
 
 def _next_finding(vm: VmFacts, reports: VmReports) -> VmFinding | None:
+    # A moment later it will be clear: do not report what is half done.
     if any(machine.state is ObservedState.CHANGING for machine in reports.found.values()):
         return None
     active = sorted(host for host, machine in reports.found.items() if machine.is_active)
@@ -170,6 +171,7 @@ def _paused(vm: VmFacts, machine: ObservedMachine) -> VmFinding | None:
 def _running(vm: VmFacts, now: VmFacts) -> VmFinding | None:
     """Compare a VM that runs where it should with how it is `now`: whether it is still the same process."""
     old, new = (facts.seen.instance if facts.seen is not None else "" for facts in (vm, now))
+    # Another process than before: it was off in between, even if nobody saw it.
     if old and new and old != new:
         text = f"{vm.name} was restarted on {vm.host}: it crashed or was stopped, and was started {NOT_BY_US}"
         return VmFinding(vm=now, kind=UnannouncedKind.RESTARTED, text=text)
@@ -187,10 +189,12 @@ def _inactive(vm: VmFacts, reports: VmReports) -> VmFinding | None:
     """Compare a VM that no host has in memory, of those that have answered."""
     if not vm.host:
         return _as_expected(vm)
+    # Silence says nothing about the VM.
     if not reports.own_host_answered:
         return None
     here = reports.found.get(vm.host)
     if here is None:
+        # Only if every host has answered: it may be on one that is silent.
         return _not_on_its_host(vm, reports) if reports.all_hosts_answered else None
     return _off(vm, here, reports) if vm.power is PowerState.RUNNING else _as_expected(vm)
 
@@ -242,6 +246,7 @@ _UNKNOWN_STOP = (
 def _off(vm: VmFacts, machine: ObservedMachine, reports: VmReports) -> VmFinding | None:
     """Compare a VM that should run and is off on its host."""
     has_left = machine.cause is StateCause.MIGRATED
+    # It may run on a host that has not answered yet.
     if has_left and not reports.all_hosts_answered:
         return None
     kind, condition, reason = _STOPS.get(machine.cause, _UNKNOWN_STOP)
@@ -279,6 +284,7 @@ def _without_blame(vm: VmFacts, finding: VmFinding, *, off_on_purpose: bool) -> 
 
 def _still_so(vm: VmFacts) -> VmFinding | None:
     """Record that a failed act has not changed what was known about the VM; None if that was certain."""
+    # Certain already: nothing to record.
     if vm.seen is None or not vm.seen.is_uncertain:
         return None
     return VmFinding(vm=replace(vm, seen=replace(vm.seen, is_uncertain=False)))

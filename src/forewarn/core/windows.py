@@ -114,6 +114,7 @@ def _next_common_opening(
             if found is None:
                 return None
             opens = found
+        # No set has moved on: all of them are open at this instant.
         if opens == at:
             return at
         at = opens
@@ -126,6 +127,7 @@ def _next_opening_of_set(
     # It remembers what it found, because decisions ask about the same windows for each VM.
     found = _found_openings(windows, blackouts)
     for searched_from, (begin, end) in found:
+        # Nothing opens between the time from which it was searched and this opening.
         if min(searched_from, begin) <= at < end:
             return max(begin, at)
     periods = (_next_period_of(window, blackouts, at) for window in windows)
@@ -186,6 +188,7 @@ def _periods(window: MaintenanceWindow, at: float) -> Iterator[Period]:
         if begin < closes and begin not in window.skipped:
             yield begin, min(begin + window.length_s, closes)
         return
+    # A window that began before may still be open; a day more, because dates differ by zone.
     first = datetime.fromtimestamp(at - window.length_s, zone).date() - timedelta(days=1)
     if window.first:
         first = max(first, date.fromisoformat(window.first))
@@ -195,6 +198,7 @@ def _periods(window: MaintenanceWindow, at: float) -> Iterator[Period]:
         if not opens_on(day):
             continue
         begin = _instant(datetime.combine(day, opens), zone)
+        # All later ones are closed as well.
         if begin >= closes:
             return
         if begin not in window.skipped:

@@ -33,10 +33,7 @@ def host_credentials_path(directory: Path, host: str) -> Path:
 
 
 def write_nats_config(directory: Path, hosts: Iterable[str] = (), *, prefix: str = DEFAULT_PREFIX) -> Path:
-    """Make NATS credentials for these hosts, and write nats.conf for all users; return its path.
-
-    Hosts of earlier calls stay in nats.conf, which is replaced.
-    """
+    """Make NATS credentials for these hosts, and write nats.conf for all users; return its path."""
     hosts = list(hosts)
     for host in hosts:
         if host_credentials_path(directory, host).exists():

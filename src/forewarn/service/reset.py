@@ -21,11 +21,7 @@ _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal", MARK_SUFFIX)
 
 
 def require_lab(data: Path) -> None:
-    """Raise Refused if this data directory holds the store of a production service, not of a lab.
-
-    A directory or store that is missing, empty or unreadable is not refused. Changes nothing. A service may run there:
-    the mark of a store never changes.
-    """
+    """Raise Refused if this data directory holds the store of a production service, not of a lab."""
     if read_purpose(data / DATABASE_FILE) is StorePurpose.PRODUCTION:
         raise Refused(
             f"data directory {str(data)!r} holds the store of a production service, and only labs can be reset: "

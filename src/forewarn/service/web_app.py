@@ -39,10 +39,7 @@ _PLAIN_HTTP_PATHS = ("/", "/metrics", PORTAL_PREFIX)
 
 
 class ReadYourWritesMiddleware:
-    """ASGI middleware that holds the response to a change back until VMs can see the change.
-
-    Every HTTP request except GET and HEAD counts as a change.
-    """
+    """ASGI middleware that holds the response to a change back until VMs can see the change."""
 
     def __init__(self, app: ASGIApp, *, wait_until_published: Callable[[], Awaitable[None]]) -> None:
         self._app = app

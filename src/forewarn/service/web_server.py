@@ -59,10 +59,7 @@ class OperatorServer:
             yield
 
     def build_app(self, dependencies: Dependencies, directory: FleetDirectory) -> Starlette:
-        """Return the ASGI app with the API, Azure's API, /metrics and the portal.
-
-        Callers need a bearer token, a session of the portal, or to be forwarded as the owner by another control node.
-        """
+        """Return the ASGI app with the API, Azure's API, /metrics and the portal."""
         sessions = SessionManager(dependencies=dependencies, sign_in=self.sign_in, sessions=self.sessions)
         bearer = BearerAuthenticator(sign_in=self.sign_in, store=dependencies.control.store)
 

@@ -322,10 +322,8 @@ async def _run_in_background(stack: AsyncExitStack, work: Any) -> None:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Switch garbage collection off within the `with` block, and exempt the objects that exist at its end.
-
-    They are the state of the whole fleet: never garbage, and slow to search.
-    """
+    """Switch garbage collection off within the `with` block, and exempt the objects that exist at its end."""
+    # They are the state of the whole fleet: never garbage, and slow to search.
     gc.disable()
     try:
         yield

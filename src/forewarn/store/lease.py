@@ -21,8 +21,8 @@
 # memory apart and builds it again: that would be a second way to start, rarely used and rarely tested.
 #
 # A renewal is a COMMIT like any other and waits for the synchronous standby. It must: a node beside an isolated old
-# primary could renew there for ever, while the promoted standby has another holder. Three more ways to lose the lease
-# without another holder in sight:
+# primary could renew there for ever, while the promoted standby has another holder. Three more reasons not to hold it,
+# though nobody else has taken it:
 #
 # - The server is at a lower number than the last group of this node, under the same term: a standby was promoted that
 #   lacks commits. The node is deposed, because what it has answered is not there any more.

@@ -21,10 +21,7 @@ from forewarn.web.directory import FleetDirectory, IndexedVm
 
 
 class VisibleDirectory:
-    """The fleet directory as one caller, `principal`, sees it: without the VMs that they may not read.
-
-    It is for one request, because it keeps the grants that the caller had when it was made.
-    """
+    """The fleet directory as one caller, `principal`, sees it: without the VMs that they may not read."""
 
     def __init__(self, directory: FleetDirectory, principal: Principal) -> None:
         self.unfiltered = directory
@@ -85,10 +82,7 @@ class VisibleDirectory:
 
 
 class Visibility:
-    """Decides which VMs, scopes, hosts, requests and history entries one caller, `principal`, may see.
-
-    Make one for each request: it caches the answers about scopes and requests.
-    """
+    """Decides which VMs, scopes, hosts, requests and history entries one caller, `principal`, may see."""
 
     def __init__(self, store: Store, directory: FleetDirectory, principal: Principal) -> None:
         self._store = store
@@ -103,10 +97,8 @@ class Visibility:
         return self.sees_everything or self._principal.may(Right.READ, vm_resource_id(vm))
 
     def can_see_scope(self, scope_id: str) -> bool:
-        """Return whether the caller may see this scope: may read any VM of it, present or removed.
-
-        One VM is enough, because each VM is shown all events of its scope (spec §7.2).
-        """
+        """Return whether the caller may see this scope: may read any VM of it, present or removed."""
+        # One VM is enough, because each VM is shown all events of its scope (spec §7.2).
         if self.sees_everything:
             return True
         if scope_id not in self._scopes:
@@ -118,11 +110,9 @@ class Visibility:
         return self.sees_everything or any(map(self.can_see_vm, self._store.vms(host=name)))
 
     def can_see_request(self, request: MaintenanceRequest) -> bool:
-        """Return whether the caller may see a request: may read all its VMs, or made it as one of our clients.
-
-        For a request that approved events, the caller must see the scopes of these events instead. Only a caller who
-        sees everything sees rollouts.
-        """
+        """Return whether the caller may see a request: may read all its VMs, or made it as one of our clients."""
+        # For a request that approved events, the caller must see the scopes of these events instead. Only a caller who
+        # sees everything sees rollouts.
         if self.sees_everything:
             return True
         if request.id not in self._requests:
@@ -131,11 +121,9 @@ class Visibility:
         return self._requests[request.id]
 
     def can_see_entry(self, entry: HistoryEntry) -> bool:
-        """Return whether the caller may see an entry: its scope decides, else its request, else its VM.
-
-        Entries about none of these (the service, its clock) are only for callers who see everything, and so are entries
-        about faults, which only they may list.
-        """
+        """Return whether the caller may see an entry: its scope decides, else its request, else its VM."""
+        # Entries about none of these (the service, its clock) are only for callers who see everything, and so are
+        # entries about faults, which only they may list.
         if self.sees_everything:
             return True
         if entry.what is EntryKind.FAULT:
@@ -152,10 +140,8 @@ class Visibility:
         return [self.shown_entry(entry) for entry in entries if self.can_see_entry(entry)]
 
     def shown_entry(self, entry: HistoryEntry) -> HistoryEntry:
-        """Return the entry as this caller is shown it: without faults in its text, unless they see everything.
-
-        An event that a fault withdrew is then withdrawn by forewarn. Does not check `can_see_entry`.
-        """
+        """Return the entry as this caller is shown it: without faults in its text, unless they see everything."""
+        # An event that a fault withdrew is then withdrawn by forewarn. Does not check `can_see_entry`.
         text = entry.text if self.sees_everything else hide_faults(entry.text)
         if text == entry.text:
             return entry

@@ -67,10 +67,8 @@ class ConnectionShares:
 
     @property
     def per_local_address(self) -> int:
-        """How many connections from this machine may be open before sign-in: half of the total, at least 1.
-
-        It is that many because a proxy here may serve many people.
-        """
+        """How many connections from this machine may be open before sign-in: half of the total, at least 1."""
+        # It is that many because a proxy here may serve many people.
         return max(1, self.total // 2)
 
     @property
@@ -125,10 +123,7 @@ class ConnectionSlot:
         self.waits_since = now
 
     def claim(self, principal: Principal) -> None:
-        """Count the connection for the principal of its current request, from now on.
-
-        If that is not possible it sets `refusal`, and the connection is closed after the response.
-        """
+        """Count the connection for the principal of its current request, from now on."""
         try:
             self._slots.claim(self, principal)
         except Unavailable as error:
@@ -275,10 +270,8 @@ def _all_in_use() -> Unavailable:
 
 
 def address_group(address: str) -> str:
-    """Return the name of the group of addresses whose connections count together before sign-in.
-
-    An IPv6 address counts as its network of 64 bits, since one machine may use all of it.
-    """
+    """Return the name of the group of addresses whose connections count together before sign-in."""
+    # An IPv6 address counts as its network of 64 bits, since one machine may use all of it.
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:

@@ -43,10 +43,7 @@ class IndexedVm(NamedTuple):
 
 
 class ResourceIndex:
-    """The VMs and sets of each subscription and resource group, and the VMs of each set, in memory.
-
-    A resource exists while it contains a present VM. VMs of cloud services are in no set.
-    """
+    """The VMs and sets of each subscription and resource group, and the VMs of each set, in memory."""
 
     def __init__(self) -> None:
         self._vms_by_resource: dict[str, dict[str, IndexedVm]] = {}  # resource, in lower case → its VMs by key

@@ -54,10 +54,7 @@ _MAX_UNANNOUNCED = 100  # the newest history entries about what changed without 
 
 
 def explain_host(context: RequestContext, host: Host) -> Explanation:
-    """Explain a host: its VMs, its live events, its ten latest past ones, and its own history entries.
-
-    It filters nothing, so it is only for users who see everything.
-    """
+    """Explain a host: its VMs, its live events, its ten latest past ones, and its own history entries."""
     recent = {event.id: event for event in (*_live_events(context), *context.store.events(limit=_RECENT_EVENTS))}
     return host_explanation(
         host,

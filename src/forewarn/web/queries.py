@@ -36,11 +36,9 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
 
 
 def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) -> list[Event]:
-    """Return those of the events that concern this host, in the same order.
-
-    An event concerns the host if it is maintenance of the host, if it has an act from or to the host, or if it is
-    scheduled for a VM on the host now. A past event does not count merely because its VM moved here later.
-    """
+    """Return those of the events that concern this host, in the same order."""
+    # An event concerns the host if it is maintenance of the host, if it has an act from or to the host, or if it is
+    # scheduled for a VM on the host now. A past event does not count merely because its VM moved here later.
     vms_on_host = {(vm.scope_id, vm.name.casefold()) for vm in context.store.vms(host=host)}
     return [
         event
@@ -62,11 +60,7 @@ def event_lists_vm(event: Event, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryFilter:
-    """Which history entries `read_history` returns.
-
-    Entries must have the values in `fields`. Entries of `shared_event_ids` that name no VM, and those of
-    `approved_event_ids` after `approved_seq`, are added to them.
-    """
+    """Which history entries `read_history` returns."""
 
     fields: dict[str, Any]  # scope_id, event_id, request_id and vm (a name), as far as given; {}: all entries
     # Events of the filtered VM and others, at most the 100 newest: their entries that name no VM are included.
@@ -105,10 +99,8 @@ def read_history(
     limit: int,
     newest: bool = True,
 ) -> list[HistoryEntry]:
-    """Return at most `limit` history entries that match the filter and the caller may see, oldest first.
-
-    Entries that the caller may not see count towards the limit, so fewer may be returned although there are more.
-    """
+    """Return at most `limit` history entries that match the filter and the caller may see, oldest first."""
+    # Entries that the caller may not see count towards the limit, so fewer may be returned although there are more.
     found = matching_entries(context, entry_filter, after=after, before=before, limit=limit, newest=newest)
     return context.visibility.visible_entries(found)
 

@@ -61,11 +61,9 @@ def read_request_status(context: RequestContext, request: MaintenanceRequest) ->
 def rollout_waits(
     context: RequestContext, request: MaintenanceRequest, snapshot: RolloutSnapshot | None = None
 ) -> tuple[str, ...]:
-    """Return what keeps a rollout from publishing more, as clauses for people; () if none of these does.
-
-    A pause, a hold and windows are not named. () for a caller who does not see everything, because the clauses name
-    VMs.
-    """
+    """Return what keeps a rollout from publishing more, as clauses for people; () if none of these does."""
+    # A pause, a hold and windows are not named. () for a caller who does not see everything, because the clauses name
+    # VMs.
     if not context.can_see_everything() or request.rollout is None:
         return ()
     settling = settling_text(request.rollout, context.now())
@@ -97,10 +95,7 @@ def request_status(context: RequestContext, request: MaintenanceRequest) -> Requ
 
 
 def request_events(context: RequestContext, request: MaintenanceRequest) -> list[Event]:
-    """Return the events that the request has published so far, live or over, oldest first.
-
-    Of `perform-maintenance` they are instead the events that it approved.
-    """
+    """Return the events that the request has published so far, live or over, oldest first."""
     if request.ask is not RequestedOperation.PERFORM_MAINTENANCE:
         found = context.store.events(request_id=request.id)
     else:
