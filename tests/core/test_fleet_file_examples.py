@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "src/forewarn/service/sample-fleet.toml"
 GUIDE = (ROOT / "docs/how-to/fleet.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs/reference/fleet-file.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
+SHORTEST, SHOP = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
+FULL = (ROOT / "examples/fleets/full.toml").read_text(encoding="utf-8")
 
 
 def test_the_sample_fleet_shows_every_kind_of_scope() -> None:
@@ -37,7 +38,7 @@ def test_every_vm_of_the_sample_fleet_can_move_to_another_host() -> None:
         assert any(h.name != vm.host and (h.location, h.zone) == (vm.location, vm.zone) for h in fleet.hosts)
 
 
-@pytest.mark.parametrize("text", EXAMPLES, ids=["shortest", "full", "shop"])
+@pytest.mark.parametrize("text", [SHORTEST, FULL, SHOP], ids=["shortest", "full", "shop"])
 def test_every_example_of_the_page_is_a_valid_fleet(text: str) -> None:
     assert read_fleet_file(text).vms
 
@@ -47,7 +48,7 @@ def test_the_production_service_of_the_page_has_its_own_data_and_identifies_vms_
     (command,) = re.findall(r"`(forewarn\s+serve [^`]*)`", GUIDE)
     assert "--data ./production" in command
     (address,) = re.findall(r'`address = "([^"]*)"`', GUIDE)
-    vms = read_fleet_file(f'{EXAMPLES[2]}address = "{address}"\n').vms
+    vms = read_fleet_file(f'{SHOP}address = "{address}"\n').vms
     assert [vm.address for vm in vms] == [f"10.0.0.{n}" for n in range(4, 10)]
 
 
@@ -60,7 +61,7 @@ def test_the_page_names_every_key() -> None:
 
 def test_the_problems_on_the_page_are_the_real_ones() -> None:
     shown = [line for line in GUIDE.splitlines() if line.startswith("fleet.toml:")]
-    text = EXAMPLES[0] + '\navaliability_set = "x"\n\n[[vms]]\nname = "b"\n\nterminate_notification = 20\n'
+    text = SHORTEST + '\navaliability_set = "x"\n\n[[vms]]\nname = "b"\n\nterminate_notification = 20\n'
     with pytest.raises(InvalidFleetFile) as caught:
         read_fleet_file(text)
     assert str(caught.value).splitlines() == shown
