@@ -42,30 +42,24 @@ events of that scope, as the VM does.
 ## Calls that are repeated
 
 A call that creates a request may have the header `Idempotency-Key`: 1 to {MAX_KEY_LENGTH} printable ASCII characters,
-new for
-each request, such as a GUID. If the same caller repeats it with the same key, for instance after a lost connection, no
-second request is created, and the response shows the first one as it is now, even after a restart of the service. The
-same
-key with another path or body is a 400. A refused call created nothing, so its key may be used again. A key is known as
-long as its request is stored ([history_days](settings.md)). These calls create requests: {{keyed}}.
+new for each request, such as a GUID. If the same caller repeats it with the same key, for instance after a lost
+connection, no second request is created, and the response shows the first one as it is now, even after a restart of
+the service. The same key with another path or body is a 400. A refused call created nothing, so its key may be used
+again. A key is known as long as its request is stored ([history_days](settings.md)). These calls create requests:
+{{keyed}}.
 
 ## Changes that a person confirms
 
 With the header `Forewarn-Confirm: ask`, a service that is no lab does not interrupt VMs at once, or lose something
-for good:
-it answers 428 with the `preview` of the route `…/preview`, in which `confirm` has the reasons. To confirm, send the
-call again
-without the header. `forewarn` sends the header unless it is called with `--yes`. These paths
-know it, and have a route `…/preview` (POST) with the same right: {{previewed}}.
+for good: it answers 428 with the `preview` of the route `…/preview`, in which `confirm` has the reasons. To confirm,
+send the call again without the header. `forewarn` sends the header unless it is called with `--yes`. These paths know
+it, and have a route `…/preview` (POST) with the same right: {{previewed}}.
 
 ## Routes
 
-The right is needed over everything, unless the table says otherwise. \\*: over anything, and the response has what
-the caller
-may read.
+In brackets is the right, over everything unless a route says otherwise. *filtered*: over anything; the response
+has what the caller may read.
 
-| route | does | right |
-|---|---|---|
 """
 
 
@@ -75,12 +69,12 @@ def api_reference_markdown() -> str:
     paths = [route.path for route in ROUTES if route.path.endswith("/preview")]
     previewed = ", ".join(f"`{openapi_path(path.removesuffix('/preview'))}`" for path in paths)
     return _HEAD.replace("{keyed}", keyed).replace("{previewed}", previewed) + "".join(
-        _row(route) for route in ROUTES if not route.path.endswith("/preview")
+        _item(route) for route in ROUTES if not route.path.endswith("/preview")
     )
 
 
-def _row(route: ApiRoute) -> str:
+def _item(route: ApiRoute) -> str:
     right = required_right_text(route).replace(" over everything", "")
-    right = right.replace(" over anything: the response shows what the caller may read", r"\*")
-    right = right.replace("none: any authenticated caller may", "none")
-    return f"| `{route.method} {openapi_path(route.path)}` | {route.signature.summary} | {right} |\n"
+    right = right.replace(" over anything: the response shows what the caller may read", ", filtered")
+    right = right.replace("none: any authenticated caller may", "no right")
+    return f"- `{route.method} {openapi_path(route.path)}` {route.signature.summary} ({right})\n"

@@ -27,13 +27,13 @@ _SECTIONS: tuple[tuple[str, str], ...] = (
 _ANONYMOUS_SECTION, _CONTAINERS_SECTION = "Discovery and sign-in", "Subscriptions and groups"
 _TITLES = dict.fromkeys(title for _, title in reversed(_SECTIONS))
 _ORDER = (_ANONYMOUS_SECTION, _CONTAINERS_SECTION, *_TITLES)
-# What a row adds to its summary: a right that its method does not tell, and over what it is needed.
-_NEEDS: dict[ArmAuthorizer, str] = {
-    require_on_resource: "",
-    allow_listing: "*",
-    authorize_instances: "; over the set, or each named instance",
-    authorize_scale_set: "; over the set, and each VM of a flexible one",
-    authorize_set_and_vms: "; over the set and each VM of it",
+# Over what the right of a route is needed, as the page explains above the routes.
+_NEEDS: dict[ArmAuthorizer, tuple[str, ...]] = {
+    require_on_resource: (),
+    allow_listing: ("filtered",),
+    authorize_instances: ("instances",),
+    authorize_scale_set: ("flexible VMs",),
+    authorize_set_and_vms: ("set and VMs",),
 }
 
 _PAGE = """\
@@ -104,18 +104,16 @@ work done. The
 | `x-ms-request-id` | the id of the request, which is the name of the operation |
 
 The operation has `name`, `startTime`, at the end `endTime`, and `status`: `InProgress`, then `Succeeded`, `Failed` or
-`Canceled`;
-the last two have an `error`. `properties` has the requested operation, the requester, what it `waitsFor`, why parts
-were
-`skipped`, and its `events`: id, kind, status, VMs, `waitsFor`, and in `approval` who can approve and which VMs were
-given the event.
-Only the requester and callers who may read all its VMs see an operation.
+`Canceled`; the last two have an `error`. `properties` has the requested operation, the requester, what it `waitsFor`,
+why parts were `skipped`, and its `events`: id, kind, status, VMs, `waitsFor`, and in `approval` who can approve and
+which VMs were given the event. Only the requester and callers who may read all its VMs see an operation.
 
 ## Routes
 
-`…` stands for `{compute}`. GET needs the right *read*, other methods *operate* unless a row says *approve*; over the
-resource of the
-path, unless a row names others. A star: the response has what the caller may read.
+`…` stands for `{compute}`. The status of a success is 200, of a requested operation 202, unless the route names
+others. GET needs the right *read*, other methods *operate* unless the route names *approve*; over the resource of the
+path, and with *instances* over the set or each named instance, with *flexible VMs* over the set and each VM of a
+flexible one, with *set and VMs* over each VM too. *filtered*: the response has what the caller may read.
 
 {sections}"""
 
@@ -160,16 +158,17 @@ def _right_rows() -> Iterable[str]:
 
 def _section(title: str, routes: Sequence[ArmRoute]) -> str:
     about = ["These need no token.", ""] if title == _ANONYMOUS_SECTION else []
-    head = (f"### {title}", "", *about, "| route | what it does | status |", "|---|---|---|")
-    return _lines((*head, *map(_row, routes), ""))
+    return _lines((f"### {title}", "", *about, *map(_item, routes), ""))
 
 
-def _row(route: ArmRoute) -> str:
+def _item(route: ArmRoute) -> str:
     path = route.path.replace(COMPUTE_PATH, "…")
     usual = Right.READ if route.method == "GET" else Right.OPERATE
-    right = "" if route.right in (None, usual) else f" ({route.right})"
-    text = f"{route.summary}{right}{_NEEDS[route.authorize]}".replace("*", "\\*")
-    return f"| `{route.method} {path}` | {text} | {', '.join(map(str, success_statuses(route)))} |"
+    notes = [*([] if route.right in (None, usual) else [str(route.right)]), *_NEEDS[route.authorize]]
+    statuses = ", ".join(map(str, success_statuses(route)))
+    is_usual = statuses == ("202" if route.summary.startswith("requests") else "200")
+    note = "; ".join([*notes, *([] if is_usual else [statuses])])
+    return f"- `{route.method} {path}` {route.summary}{f' ({note})' if note else ''}"
 
 
 def _lines(lines: Iterable[str]) -> str:

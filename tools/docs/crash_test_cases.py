@@ -54,7 +54,7 @@ def _page(area: str, cases: Sequence[Case]) -> str:
         Counter(map(facts, cases)).most_common(1)[0][0] for facts in (_profiles, _severity, _demands)
     )
     usual = (profiles, severity)
-    sections = [_section(case, _eviction(case, cases), usual) for case in cases if not _is_same(case, cases)]
+    sections = [_section(case, cases, usual) for case in cases if not _is_same(case, cases)]
     return _PAGE.format(
         area=area,
         comment=_COMMENT,
@@ -85,10 +85,14 @@ def _link(case: Case, cases: Sequence[Case]) -> str:
     return f"[{name}]({case.area}.md#{case.id}){' (P)' if _eviction(case, cases) else ''}"
 
 
-def _section(case: Case, eviction: Case | None, usual: tuple[str, str]) -> str:
+def _section(case: Case, cases: Sequence[Case], usual: tuple[str, str]) -> str:
+    eviction = _eviction(case, cases)
     facts = [fact for fact in (_profiles(case), _severity(case)) if fact not in usual]
     facts += [f"needs {', '.join(sorted(case.needs))}"] if case.needs else []
     facts += [f"also `{eviction.id}`, {_profiles(eviction)}"] if eviction else []
+    first = next(other for other in cases if other.reason == case.reason)
+    if first is not case:
+        return f"## {case.id}\n\n**{case.title}** As [{first.id}](#{first.id}).\n\n{' · '.join(facts)}".rstrip()
     facts.append(", ".join(map(_source_link, case.sources)))
     return f"## {case.id}\n\n**{case.title}** {case.reason}\n\n{' · '.join(facts)}"
 
