@@ -27,7 +27,7 @@ from tests.support.service_process import HttpAnswer, eventually
 _SCRIPT = Path(__file__).parent / "mixed.lua"
 _CHANGES_PER_S = 10
 _MIN_PER_S = 9
-_APPROVALS = 'forewarn_requests_total{of="approval",outcome="200"}'
+_APPROVALS = 'forewarn_requests_total{route="approval",code="200"}'
 _POLLS = 0.99  # share of all requests
 _SETTINGS = '[[simulate]]\nvm = "web-1"\nverb = "reboot"\nthen = "take"\nseconds = 600000\n'
 

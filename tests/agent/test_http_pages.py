@@ -92,7 +92,7 @@ def test_the_state_shows_each_event_with_its_steps_and_waits() -> None:
     assert (view["ready"], view["in_maintenance"], view["health"]["ok"]) == (False, True, True)
     (event,) = view["events"]
     assert (event["kind"], event["status"], event["rule"]) == ("Reboot", "Scheduled", "reboots")
-    assert (event["notice_promised_s"], event["notice_got_s"]) == (900, None)
+    assert (event["notice_promised_s"], event["notice_given_s"]) == (900, None)
     away, save = event["steps"]
     assert away["do"] == {"state": "done", "begun_at": time_text(1_001), "ended_at": time_text(1_002), "text": ""}
     assert (save["do"], save["due_at"], save["latest_at"]) == (None, time_text(1_600), time_text(1_600))

@@ -73,7 +73,7 @@ def test_announced_and_actual_notices_are_counted_by_kind() -> None:
     )  # a started event has no announced notice
     assert value(metrics, "notice_promised_seconds_bucket", kind="Reboot", le="600.0") == 0
     assert value(metrics, "notice_promised_seconds_bucket", kind="Reboot", le="900.0") == 1
-    assert value(metrics, "notice_got_seconds_sum", kind="Reboot") == 60
+    assert value(metrics, "notice_given_seconds_sum", kind="Reboot") == 60
     assert value(metrics, "notices_missed_total", kind="Reboot") == 1
     assert value(metrics, "approvals_total", kind="Reboot") == 1
     assert value(metrics, "events_gone_total", kind="Reboot", outcome="finished") == 1

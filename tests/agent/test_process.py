@@ -109,7 +109,7 @@ def test_a_reboot_is_prepared_approved_undone_and_explained(installation: AgentI
         assert (state["running"], state["vm"], state["ready"]) == (True, "web-0", False)
         assert [step["do"]["state"] for step in state["events"][0]["steps"]] == ["done", "done"]
 
-        lab.wait_for(lambda: installation.metric('notice_got_seconds_count{kind="Reboot"}') == 1)
+        lab.wait_for(lambda: installation.metric('notice_given_seconds_count{kind="Reboot"}') == 1)
         lab.run_until(lambda: event.over)
         lab.wait_for(lambda: installation.page("/ready")[0] == 200)
         lab.wait_for(lambda: installation.metric("in_maintenance") == 0)

@@ -30,8 +30,8 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 PAGE = """# HELP forewarn_long_polls_waiting Requests that are held.
 forewarn_long_polls_waiting 250.0
 forewarn_connections 200.0
-forewarn_requests_total{of="approval",outcome="200"} 3.0
-forewarn_requests_total{of="approval",outcome="4xx"} 1.0
+forewarn_requests_total{route="approval",code="200"} 3.0
+forewarn_requests_total{route="approval",code="4xx"} 1.0
 """
 
 
@@ -87,7 +87,7 @@ def test_a_client_must_get_a_document_that_it_did_not_have() -> None:
 
 
 def test_a_metric_is_read_by_its_name_and_labels() -> None:
-    assert metric_value(PAGE, 'forewarn_requests_total{of="approval",outcome="200"}') == 3
+    assert metric_value(PAGE, 'forewarn_requests_total{route="approval",code="200"}') == 3
     with pytest.raises(LookupError, match="has no metric forewarn_long_polls"):
         metric_value(PAGE, "forewarn_long_polls")
 

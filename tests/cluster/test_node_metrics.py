@@ -24,7 +24,7 @@ def test_a_node_and_its_service_export_the_documented_metrics() -> None:
         own = (await NodeMetrics(lambda: node.node).render()).decode()
         assert 'forewarn_node_joins_total{reason="start"} 1.0' in own
         assert "forewarn_node_vms 1.0" in own
-        assert 'forewarn_polls_total{outcome="200",version="2020-07-01"} 1.0' in own
+        assert 'forewarn_polls_total{code="200",version="2020-07-01"} 1.0' in own
         nodes = render_text(HostNodesCollector(world.active.cluster.describe_nodes)).decode()
         assert 'forewarn_host_nodes{state="answering"} 1.0' in nodes
         exported = set(re.findall(r"^(forewarn_(?:node|host_node)\w*)", own + nodes, re.MULTILINE))

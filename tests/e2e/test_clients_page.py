@@ -64,7 +64,7 @@ def test_the_clients_page_shows_what_handlers_do(tmp_path: Path, workers: int) -
         assert given["pending"]["told"] == "given"
         assert given["last_given_after_s"] is not None
 
-        eventually(lambda: "forewarn_vms_unprepared 1.0" in portal.metrics())
+        eventually(lambda: "forewarn_vms_without_handler 1.0" in portal.metrics())
 
 
 def test_what_is_known_of_a_client_survives_a_kill(tmp_path: Path) -> None:

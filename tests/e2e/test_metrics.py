@@ -15,7 +15,7 @@ from forewarn import __version__
 from tests.support.service_process import ServiceProcess, VmEndpoint, eventually, free_port
 
 FLEET = '[[hosts]]\nname = "host-0"\n[[vms]]\nname = "web-{n}"\ncount = 3\n'
-POLL = ("forewarn_polls_total", frozenset({("version", "2020-07-01"), ("outcome", "200")}))
+POLL = ("forewarn_polls_total", frozenset({("version", "2020-07-01"), ("code", "200")}))
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -57,7 +57,7 @@ def test_counters_of_workers_add_up_even_after_workers_die(tmp_path: Path) -> No
             service.poll("web-0")
         assert POLL not in scraped(service, port)
         assert sum(polls(scraped(service, port + n)) for n in (1, 2)) == 20
-        silent_s = scraped(service, port + 1)["forewarn_worker_heard_seconds", frozenset()]
+        silent_s = scraped(service, port + 1)["forewarn_worker_last_message_seconds", frozenset()]
         assert 0 <= silent_s < 5
         eventually(lambda: polls(whole(service)) == 20)
 

@@ -46,7 +46,7 @@ def test_maintenance_is_published_to_its_vm_and_performed_after_its_notice(
     (seen,) = guest(lab.vm(name)).events()
     assert (seen["EventId"], seen["EventType"], seen["EventSource"]) == (event.id, kind, source)
     assert (seen["EventStatus"], seen["Resources"]) == ("Scheduled", [name])
-    assert (event.kind, event.status, event.notice, event.notice_got) == (kind, "scheduled", notice, None)
+    assert (event.kind, event.status, event.notice, event.notice_given) == (kind, "scheduled", notice, None)
     assert event.not_before - lab.now == notice
     assert event.seen_by == (name,)
     assert (event.approved, event.started, event.over) == (False, False, False)
@@ -55,7 +55,7 @@ def test_maintenance_is_published_to_its_vm_and_performed_after_its_notice(
     assert not event.started
     lab.advance("1s")
     assert event.started
-    assert event.notice_got == notice
+    assert event.notice_given == notice
     assert event.started_at == lab.now
     lab.run_until(lambda: event.over, within="10m")
     assert event.finished
@@ -70,7 +70,7 @@ def test_an_approval_starts_an_event_before_it_is_answered(lab: Lab, guest: Any)
     assert handler.approve(event.id).status == 200
     assert handler.events()[0]["EventStatus"] == "Started"
     assert event.approved_by == "web-0"
-    assert event.notice_got == timedelta(0)
+    assert event.notice_given == timedelta(0)
     lab.advance("30s")
     assert event.finished
     assert lab.vm("web-0").reboots == 1
@@ -106,7 +106,7 @@ def test_a_host_that_fails_gives_no_notice(lab: Lab, guest: Any) -> None:
     vm = lab.vm("web-0")
     (event,) = lab.fail_host(vm.host)
     assert event.started
-    assert event.notice_got == timedelta(0)
+    assert event.notice_given == timedelta(0)
     assert guest(vm).events()[0]["EventStatus"] == "Started"
     lab.advance("2m")
     assert event.finished

@@ -30,7 +30,7 @@ def test_advancing_a_week_takes_less_than_a_second_and_returns_what_happened() -
         began = time.process_time()  # what other programs take does not count
         lines = lab.advance("8d")
         assert time.process_time() - began < 1
-        assert event.notice_got == timedelta(days=7)
+        assert event.notice_given == timedelta(days=7)
         assert lines == (
             "+7d 0:00:00  started    Redeploy of a started: its notice ended",
             "+7d 0:02:00  performed  redeploy of a performed: redeploy took 2 min, now on 'host-1'",

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as read
 from forewarn.core.faults import Fault, FaultKind
 from forewarn.metadata import Limits
 from forewarn.metadata.request_counters import RequestTotals, sum_totals
-from forewarn.metrics.requests import OUTCOME_LABELS, VERSION_LABELS, RequestMetrics
+from forewarn.metrics.requests import CODE_LABELS, VERSION_LABELS, RequestMetrics
 from tests.metadata.conftest import MakeRequest, RunScenario, World
 
 OLD = "/metadata/scheduledevents?api-version=2017-08-01"
@@ -46,7 +46,7 @@ def test_every_metric_series_exists_from_the_start() -> None:
     assert total == len(rows)
 
 
-def test_polls_are_counted_by_version_and_outcome(run_scenario: RunScenario) -> None:
+def test_polls_are_counted_by_version_and_code(run_scenario: RunScenario) -> None:
     async def scenario(world: World) -> None:
         client = await world.connect()
         for _ in range(3):
@@ -59,14 +59,14 @@ def test_polls_are_counted_by_version_and_outcome(run_scenario: RunScenario) -> 
         await client.ask("/metadata/instance?api-version=2021-02-01")
         await world.ask(vm="unknown")
         totals = world.server.request_totals()
-        assert value(totals, "polls_total", version="2020-07-01", outcome="200") == 3
-        assert value(totals, "polls_total", version="2020-07-01", outcome="304") == 1
-        assert value(totals, "polls_total", version="2017-08-01", outcome="200") == 1
-        assert value(totals, "polls_total", version="other", outcome="4xx") == 1
-        assert value(totals, "polls_total", version="none", outcome="4xx") == 1
-        assert value(totals, "requests_total", of="approval", outcome="200") == 1
-        assert value(totals, "requests_total", of="instance", outcome="200") == 1
-        assert value(totals, "requests_total", of="unknown_caller", outcome="4xx") == 1
+        assert value(totals, "polls_total", version="2020-07-01", code="200") == 3
+        assert value(totals, "polls_total", version="2020-07-01", code="304") == 1
+        assert value(totals, "polls_total", version="2017-08-01", code="200") == 1
+        assert value(totals, "polls_total", version="other", code="4xx") == 1
+        assert value(totals, "polls_total", version="none", code="4xx") == 1
+        assert value(totals, "requests_total", route="approval", code="200") == 1
+        assert value(totals, "requests_total", route="instance", code="200") == 1
+        assert value(totals, "requests_total", route="unknown_caller", code="4xx") == 1
         assert value(totals, "connections_opened_total", outcome="accepted") == 2
         assert value(totals, "connections") == 1  # the unknown caller was disconnected
 
@@ -78,9 +78,9 @@ def test_rate_limited_polls_are_counted_as_throttled(run_scenario: RunScenario) 
         client = await world.connect()
         statuses = [(await client.ask()).status for _ in range(4)]
         assert 429 in statuses
-        assert value(
-            world.server.request_totals(), "polls_total", version="2020-07-01", outcome="throttled"
-        ) == statuses.count(429)
+        assert value(world.server.request_totals(), "polls_total", version="2020-07-01", code="429") == statuses.count(
+            429
+        )
 
     run_scenario(scenario, limits=Limits(requests_per_s=1))
 
@@ -95,8 +95,8 @@ def test_resets_and_store_failures_are_counted(run_scenario: RunScenario) -> Non
         world.backend.is_unavailable = True
         assert (await world.ask(method="POST", body=b'{"StartRequests":[{"EventId":"E"}]}')).status == 503
         totals = world.server.request_totals()
-        assert value(totals, "polls_total", version="2020-07-01", outcome="reset") == 1
-        assert value(totals, "requests_total", of="approval", outcome="5xx") == 1
+        assert value(totals, "polls_total", version="2020-07-01", code="reset") == 1
+        assert value(totals, "requests_total", route="approval", code="5xx") == 1
 
     run_scenario(scenario)
 
@@ -126,7 +126,7 @@ def test_the_counts_of_processes_are_summed_and_outlive_a_process() -> None:
     assert sum_totals() == RequestTotals()
 
 
-@pytest.mark.parametrize("label", ["version", "outcome", "of"])
+@pytest.mark.parametrize("label", ["version", "code", "route"])
 def test_the_values_of_metric_labels_are_bounded(label: str) -> None:
     registry = CollectorRegistry()
     strange = tuple((f"of-{n}", f"version-{n}", 200 + n, 1) for n in range(400))
@@ -134,7 +134,7 @@ def test_the_values_of_metric_labels_are_bounded(label: str) -> None:
     found = set(re.findall(rf'{label}="([^"]+)"', generate_latest(registry).decode()))
     assert found <= {
         *VERSION_LABELS,
-        *OUTCOME_LABELS,
+        *CODE_LABELS,
         "approval",
         "instance",
         "token",

@@ -201,7 +201,7 @@ def test_a_real_prometheus_signs_in_and_reads_the_console(tmp_path: Path) -> Non
             child = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
         try:
             service.poll("web-0")
-            assert wait_for_value(port, 'forewarn_polls_total{version="2020-07-01",outcome="200"}') == "1"
+            assert wait_for_value(port, 'forewarn_polls_total{version="2020-07-01",code="200"}') == "1"
         finally:
             child.kill()
             child.wait(timeout=30)

@@ -126,17 +126,17 @@ def test_no_label_names_a_vm_an_event_or_a_scope(metered: MeteredWorld) -> None:
     assert not re.search('web-|"db|spot|00000000-|lab/', metered.text())
 
 
-def test_notice_promised_notice_got_and_time_to_approval_are_measured(metered: MeteredWorld) -> None:
+def test_notice_promised_notice_given_and_time_to_approval_are_measured(metered: MeteredWorld) -> None:
     [event] = metered.world.ask(RequestedOperation.RESTART, "db")
     assert metered.value("notice_promised_seconds_sum", kind="Reboot") == 900
     assert metered.value("notice_promised_seconds_bucket", kind="Reboot", le="901.0") == 1
     assert metered.value("notice_promised_seconds_bucket", kind="Reboot", le="601.0") == 0
-    assert metered.value("notice_got_seconds_count", kind="Reboot") == 0
+    assert metered.value("notice_given_seconds_count", kind="Reboot") == 0
     metered.world.advance(60)
     metered.world.approve("db", event.id)
     assert metered.value("approval_seconds_sum", kind="Reboot") == 60
-    assert metered.value("notice_got_seconds_sum", kind="Reboot") == 60
-    assert metered.value("events_started_total", kind="Reboot", why="approved") == 1
+    assert metered.value("notice_given_seconds_sum", kind="Reboot") == 60
+    assert metered.value("events_started_total", kind="Reboot", reason="approved") == 1
     metered.world.advance(600)
     assert metered.value("started_seconds_sum", kind="Reboot") == 30
     assert metered.value("started_seconds_count", kind="Reboot") == 1
@@ -147,16 +147,16 @@ def test_notice_promised_notice_got_and_time_to_approval_are_measured(metered: M
 def test_an_event_without_approval_starts_as_due(metered: MeteredWorld) -> None:
     metered.world.ask(RequestedOperation.RESTART, "db")
     metered.world.advance(1000)
-    assert metered.value("events_started_total", kind="Reboot", why="due") == 1
-    assert metered.value("events_started_total", kind="Reboot", why="early") == 0
-    assert metered.value("notice_got_seconds_sum", kind="Reboot") == 900
+    assert metered.value("events_started_total", kind="Reboot", reason="due") == 1
+    assert metered.value("events_started_total", kind="Reboot", reason="early") == 0
+    assert metered.value("notice_given_seconds_sum", kind="Reboot") == 900
     assert metered.value("approval_seconds_count", kind="Reboot") == 0
 
 
 def test_a_host_failure_starts_events_without_notice(metered: MeteredWorld) -> None:
     metered.world.do(metered.world.control.requests.fail_host("h1", who="ann"))
     metered.world.settle()
-    assert metered.value("events_started_total", kind="Redeploy", why="without_notice") > 0
+    assert metered.value("events_started_total", kind="Redeploy", reason="without_notice") > 0
     assert metered.value("notice_promised_seconds_count", kind="Redeploy") == 0
 
 
@@ -211,7 +211,7 @@ def test_live_events_are_known_after_a_restart_and_not_counted_again(metered: Me
     assert metered.value("notice_promised_seconds_count", kind="Reboot") == 0
     metered.world.advance(60)
     metered.world.approve("db", event.id)
-    assert metered.value("notice_got_seconds_sum", kind="Reboot") == 60
+    assert metered.value("notice_given_seconds_sum", kind="Reboot") == 60
 
 
 def test_vms_are_counted_by_polling_state(metered: MeteredWorld) -> None:
@@ -219,27 +219,27 @@ def test_vms_are_counted_by_polling_state(metered: MeteredWorld) -> None:
     metered.record_poll("db", SILENT)
     metered.world.ask(RequestedOperation.DEALLOCATE, "spot")
     metered.world.advance(600)
-    counts = {state: metered.value("vms", asks=state) for state in PollingState}
+    counts = {state: metered.value("vms", polling=state) for state in PollingState}
     assert counts == {PollingState.ACTIVE: 1, PollingState.STOPPED: 1, PollingState.NEVER: 1, PollingState.OFF: 1}
-    assert (metered.value("scopes_enabled"), metered.value("scopes_asking")) == (3, 1)
+    assert (metered.value("scopes_enabled"), metered.value("scopes_polling")) == (3, 1)
 
 
 def test_unprepared_vms_and_unwatched_scopes_are_counted(metered: MeteredWorld) -> None:
     metered.record_poll("db")
     metered.world.ask(RequestedOperation.RESTART, "db")
     metered.world.ask(RequestedOperation.RESTART, "web-0")
-    assert metered.value("vms_unprepared") == 1
+    assert metered.value("vms_without_handler") == 1
     assert metered.value("scopes_unwatched") == 1
     metered.world.advance(1000)
-    assert metered.value("vms_unprepared") == 0
+    assert metered.value("vms_without_handler") == 0
     assert metered.value("scopes_unwatched") == 0
 
 
 def test_a_removed_vm_is_not_counted(metered: MeteredWorld) -> None:
-    before = metered.value("vms", asks="never")
+    before = metered.value("vms", polling="never")
     metered.world.ask(RequestedOperation.DELETE, "db")
     metered.world.advance(3600)
-    assert metered.value("vms", asks="never") == before - 1
+    assert metered.value("vms", polling="never") == before - 1
 
 
 def test_the_fleet_count_is_reused_for_scrapes_in_quick_succession(metered: MeteredWorld) -> None:
@@ -284,10 +284,10 @@ def test_workers_are_labelled_by_number_and_a_missing_one_is_infinitely_silent(m
 def test_the_owner_does_not_export_the_requests_that_workers_export(metered: MeteredWorld) -> None:
     metered.request_totals = RequestTotals(answered=(("poll", "2020-07-01", 200, 7),))
     own = metered.world.do(metered.metrics.render_own()).decode()
-    assert 'forewarn_polls_total{outcome="200",version="2020-07-01"} 7.0' in own
+    assert 'forewarn_polls_total{code="200",version="2020-07-01"} 7.0' in own
     metered.worker_lags = [(0.0, 0.0)]
     assert "forewarn_polls_total" not in metered.world.do(metered.metrics.render_own()).decode()
-    assert metered.value("polls_total", outcome="200", version="2020-07-01") == 7
+    assert metered.value("polls_total", code="200", version="2020-07-01") == 7
 
 
 def test_two_services_in_one_process_have_separate_metrics(make_metered: Callable[..., MeteredWorld]) -> None:
@@ -305,7 +305,7 @@ def test_every_metric_is_documented_with_its_labels(metered: MeteredWorld) -> No
     exported = {
         name: {label for s in family.samples for label in s.labels} - {"le"} for name, family in families.items()
     }
-    assert documented == {**exported, "forewarn_worker_heard_seconds": set()}
+    assert documented == {**exported, "forewarn_worker_last_message_seconds": set()}
 
 
 def test_acts_that_the_hypervisor_does_not_answer_are_counted(make_metered: Callable[..., MeteredWorld]) -> None:
@@ -313,6 +313,6 @@ def test_acts_that_the_hypervisor_does_not_answer_are_counted(make_metered: Call
     metered = make_metered(hypervisor=HangingHostHypervisor("h1"), limits=limits)
     assert metered.value("acts_unanswered") == metered.value("act_unanswered_oldest_seconds") == 0
     metered.world.ask(RequestedOperation.POWER_OFF, "web-0", "db")
-    assert metered.value("acts_at_work") == metered.value("acts_unanswered") == 1
+    assert metered.value("acts_in_progress") == metered.value("acts_unanswered") == 1
     assert metered.value("act_unanswered_oldest_seconds") > 0
     assert metered.value("acts_waiting_for_host") == 1

@@ -23,7 +23,7 @@ def test_every_metric_has_one_row_with_a_whole_sentence() -> None:
 def test_a_row_names_the_values_of_labels_but_not_those_of_this_installation() -> None:
     rows = {name: labels for name, labels, _ in ROW.findall(PAGE)}
     assert rows["forewarn_acts_total"].startswith("`outcome`: performed, failed; `verb`: freeze, ")
-    assert rows["forewarn_notice_got_seconds"] == "`kind`"
+    assert rows["forewarn_notice_given_seconds"] == "`kind`"
     assert rows["forewarn_build_info"] == "`python`: its version; `version`: the program's"
     assert rows["forewarn_worker_lag_seconds"] == "`worker`: its number, from 1"
 

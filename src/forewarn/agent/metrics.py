@@ -117,7 +117,7 @@ class AgentMetrics:
         self._promised_notice = self._histogram(
             "notice_promised_seconds", _PROMISED_HELP, _NOTICE_BUCKETS_S, kind=KINDS
         )
-        self._actual_notice = self._histogram("notice_got_seconds", _ACTUAL_HELP, _NOTICE_BUCKETS_S, kind=KINDS)
+        self._actual_notice = self._histogram("notice_given_seconds", _ACTUAL_HELP, _NOTICE_BUCKETS_S, kind=KINDS)
         self._missed = self._counter("notices_missed", _MISSED_HELP, kind=KINDS)
         self._gone = self._counter("events_gone", _GONE_HELP, kind=KINDS, outcome=_OUTCOMES)
         self._approvals = self._counter("approvals", "Events that the agent approved.", kind=KINDS)

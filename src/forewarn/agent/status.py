@@ -165,7 +165,7 @@ def _event_view(
         "started_at": time_text(record.started_at),
         "gone_at": time_text(record.gone_at),
         "notice_promised_s": promised_notice_s(record),
-        "notice_got_s": actual_notice_s(record),
+        "notice_given_s": actual_notice_s(record),
         "steps": [_step_view(name, record, steps.get(name), coming.get(name)) for name in record.plan],
         "approval": None
         if (approval := record.approval) is None

@@ -74,7 +74,7 @@ class LabEvent:
         return timedelta(seconds=event.not_before - event.published_at)
 
     @property
-    def notice_got(self) -> timedelta | None:
+    def notice_given(self) -> timedelta | None:
         """The notice that VMs got: the lab time from the event's publication to its start.
 
         None if it has not started. An early approval makes it shorter than `notice`.

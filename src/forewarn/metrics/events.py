@@ -20,7 +20,7 @@ from forewarn.store.interface import AppliedCommit, Store
 
 EVENT_TYPES = tuple(kind.value for kind in Kind)  # values of the label `kind`
 LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)  # of events that are not over; label `state`
-START_REASONS = ("approved", "due", "without_notice", "early")  # values of the label `why`
+START_REASONS = ("approved", "due", "without_notice", "early")  # values of the label `reason`
 # A second more than the usual notices, because NotBefore is rounded up to a whole second.
 _NOTICE_BUCKETS_S = (6, 16, 31, 61, 301, 601, 901, 1_801, 3_601, 86_401, 604_801)
 _STARTED_BUCKETS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600)
@@ -29,7 +29,7 @@ _TOLERANCE_S = 1.0  # documents show whole seconds
 MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
 
 _NOTICE_PROMISED_HELP = "Time from an event's publication to its NotBefore."
-_NOTICE_GOT_HELP = "Time from an event's publication to its start; shorter than promised if it was approved."
+_NOTICE_GIVEN_HELP = "Time from an event's publication to its start; shorter than promised if it was approved."
 _APPROVAL_HELP = "Time from an event's publication to its first approval."
 _STARTED_SECONDS_HELP = "Time from an event's start until it was over."
 _EVENTS_STARTED_HELP = (
@@ -48,10 +48,10 @@ class EventMetrics:
         self._notice_promised = self._histogram(
             "notice_promised_seconds", _NOTICE_PROMISED_HELP, _NOTICE_BUCKETS_S, kinds
         )
-        self._notice_got = self._histogram("notice_got_seconds", _NOTICE_GOT_HELP, _NOTICE_BUCKETS_S, kinds)
+        self._notice_given = self._histogram("notice_given_seconds", _NOTICE_GIVEN_HELP, _NOTICE_BUCKETS_S, kinds)
         self._approval = self._histogram("approval_seconds", _APPROVAL_HELP, _NOTICE_BUCKETS_S, kinds)
         self._started_seconds = self._histogram("started_seconds", _STARTED_SECONDS_HELP, _STARTED_BUCKETS_S, kinds)
-        self._events_started = self._counter("events_started", _EVENTS_STARTED_HELP, {**kinds, "why": START_REASONS})
+        self._events_started = self._counter("events_started", _EVENTS_STARTED_HELP, {**kinds, "reason": START_REASONS})
         endings = {**kinds, "ending": tuple(Ending)}
         self._events_over = self._counter("events_over", "Events that are over, by how they ended.", endings)
         outcomes = {"verb": tuple(Verb), "outcome": ("performed", "failed")}
@@ -100,7 +100,7 @@ class EventMetrics:
         if event.approved_at is not None and (before is None or before.approved_at is None):
             self._approval.labels(kind).observe(max(0.0, event.approved_at - event.published_at))
         if event.started_at is not None and (before is None or before.started_at is None):
-            self._notice_got.labels(kind).observe(max(0.0, event.started_at - event.published_at))
+            self._notice_given.labels(kind).observe(max(0.0, event.started_at - event.published_at))
             self._events_started.labels(kind, _start_reason(event, event.started_at)).inc()
         if event.over_at is not None and event.ending is not None:
             self._events_over.labels(kind, event.ending.value).inc()

@@ -40,7 +40,7 @@ class WorkerMetrics:
         self._registry = new_registry()
         self._registry.register(RequestMetrics(request_totals))
         silence = Gauge(
-            "forewarn_worker_heard_seconds",
+            "forewarn_worker_last_message_seconds",
             "On a worker's own port: time since the worker last received a message from the owner, in real time.",
             registry=self._registry,
         )

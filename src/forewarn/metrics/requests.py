@@ -27,9 +27,9 @@ from forewarn.metadata.request_counters import (
 )
 from forewarn.protocol.versions import ALL_VERSIONS
 
-OUTCOME_LABELS = ("200", "304", "4xx", "5xx", "throttled", "reset")  # values of `outcome`; throttled: 429
+CODE_LABELS = ("200", "304", "429", "4xx", "5xx", "reset")  # values of `code`; 4xx: others than 429
 VERSION_LABELS = (*ALL_VERSIONS, UNKNOWN_VERSION, NO_VERSION)  # values of the label `version`
-REQUEST_LABELS = {  # kind of request → value of the label `of`
+REQUEST_LABELS = {  # kind of request → value of the label `route`
     APPROVAL: "approval",
     INSTANCE: "instance",
     TOKEN: "token",
@@ -38,12 +38,12 @@ REQUEST_LABELS = {  # kind of request → value of the label `of`
 }
 
 _POLLS_HELP = (
-    "Polls for scheduled events, by api-version (other: one that does not exist, none: not given) and outcome "
-    "(throttled: answered with 429, reset: a fault reset the connection)."
+    "Polls for scheduled events, by api-version (other: one that does not exist, none: not given) and status code "
+    "(reset: a fault reset the connection)."
 )
 _REQUESTS_HELP = (
-    "Other requests, by what they are for and outcome; unknown_caller: all requests of callers that are not VMs of "
-    "the fleet."
+    "Other requests, by what they are for and status code; unknown_caller: all requests of callers that are not VMs "
+    "of the fleet."
 )
 _WAITING_HELP = "Requests that wait for their response: long polls, and delayed first answers."
 _CONNECTIONS_HELP = "Open connections of VMs."
@@ -67,19 +67,19 @@ class RequestMetrics(Collector):
         others: Counter[tuple[str, ...]] = Counter()
         for of, version, status, times in totals.answered:
             if of == POLL:
-                polls[version, _outcome_label(status)] += times
+                polls[version, _code_label(status)] += times
             else:
-                others[REQUEST_LABELS.get(of, OTHER), _outcome_label(status)] += times
+                others[REQUEST_LABELS.get(of, OTHER), _code_label(status)] += times
 
-        yield _counter_family("polls", _POLLS_HELP, {"version": VERSION_LABELS, "outcome": OUTCOME_LABELS}, polls)
+        yield _counter_family("polls", _POLLS_HELP, {"version": VERSION_LABELS, "code": CODE_LABELS}, polls)
         yield _counter_family(
-            "requests", _REQUESTS_HELP, {"of": (*REQUEST_LABELS.values(),), "outcome": OUTCOME_LABELS}, others
+            "requests", _REQUESTS_HELP, {"route": (*REQUEST_LABELS.values(),), "code": CODE_LABELS}, others
         )
         accepted = {("accepted",): totals.accepted, ("refused",): totals.refused}
         yield _counter_family(
             "connections_opened", _OPENED_HELP, {"outcome": ("accepted", "refused")}, Counter(accepted)
         )
-        yield _counter_family("sightings_lost", _LOST_HELP, {}, Counter({(): totals.lost}))
+        yield _counter_family("deliveries_lost", _LOST_HELP, {}, Counter({(): totals.lost}))
         yield GaugeMetricFamily("forewarn_long_polls_waiting", _WAITING_HELP, value=totals.held)
         yield GaugeMetricFamily("forewarn_connections", _CONNECTIONS_HELP, value=totals.connections)
 
@@ -93,9 +93,9 @@ def _counter_family(
     return family
 
 
-def _outcome_label(status: int) -> str:
+def _code_label(status: int) -> str:
     if status == RESET_STATUS:
         return "reset"
     if status == 429:
-        return "throttled"
+        return "429"
     return str(status) if status in (200, 304) else f"{status // 100}xx" if status >= 400 else "200"

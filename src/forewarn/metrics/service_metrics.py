@@ -31,7 +31,7 @@ FLEET_COUNT_MAX_AGE_S = 5.0  # a count over the whole fleet is reused for this l
 _VMS_HELP = (
     "VMs by whether they poll: now (within the last minute), stopped (earlier), never, or off (the VM does not run)."
 )
-_VMS_UNPREPARED_HELP = (
+_VMS_WITHOUT_HANDLER_HELP = (
     "VMs with a scheduled event that no VM of their scope was given, while no VM of the scope polls for it."
 )
 _ACTS_UNANSWERED_HELP = "Acts that the hypervisor has not answered for ten seconds of real time or longer."
@@ -45,7 +45,7 @@ _UNANNOUNCED_HELP = (
 )
 _HOSTS_UNREACHABLE_HELP = "Hosts that do not answer the hypervisor; they have not failed, and their VMs may be running."
 _VMS_DUPLICATED_HELP = "VMs that were last found active on several hosts at once, which destroys their disks."
-_SCOPES_ASKING_HELP = "Scopes with at least one VM that polls now; events of other scopes reach no handler."
+_SCOPES_POLLING_HELP = "Scopes with at least one VM that polls now; events of other scopes reach no handler."
 _SCOPES_UNWATCHED_HELP = "Scopes with a scheduled event of which no VM polls now."
 _RECONCILER_LAG_HELP = "How late the oldest pending work of the reconciler is, in lab time; 0 if none is late."
 _WORKER_SILENT_HELP = "Time since a worker last answered the owner, in real time; infinite if the worker is missing."
@@ -117,15 +117,15 @@ class _ServiceCollector(Collector):
         report = self.polling_report
         if report is None:
             return
-        vms = GaugeMetricFamily("forewarn_vms", _VMS_HELP, labels=["asks"])
+        vms = GaugeMetricFamily("forewarn_vms", _VMS_HELP, labels=["polling"])
         for state in PollingState:
             vms.add_metric([state.value], report.vms_by_polling[state])
         yield vms
-        yield GaugeMetricFamily("forewarn_vms_unprepared", _VMS_UNPREPARED_HELP, value=report.unprepared_vms)
+        yield GaugeMetricFamily("forewarn_vms_without_handler", _VMS_WITHOUT_HANDLER_HELP, value=report.unprepared_vms)
         yield GaugeMetricFamily(
             "forewarn_scopes_enabled", "Scopes with scheduled events enabled.", value=report.enabled_scopes
         )
-        yield GaugeMetricFamily("forewarn_scopes_asking", _SCOPES_ASKING_HELP, value=report.polling_scopes)
+        yield GaugeMetricFamily("forewarn_scopes_polling", _SCOPES_POLLING_HELP, value=report.polling_scopes)
         yield GaugeMetricFamily("forewarn_scopes_unwatched", _SCOPES_UNWATCHED_HELP, value=report.unwatched_scopes)
 
     def _control_metrics(self) -> Iterator[Metric]:
@@ -177,7 +177,7 @@ def _act_metrics(executor: ActExecutor) -> Iterator[Metric]:
     unanswered_s = executor.unanswered_s().values()
     waiting = len(executor.blocking_hosts())
     yield GaugeMetricFamily(
-        "forewarn_acts_at_work", "Acts that the hypervisor is performing now.", value=executor.running_acts
+        "forewarn_acts_in_progress", "Acts that the hypervisor is performing now.", value=executor.running_acts
     )
     yield GaugeMetricFamily("forewarn_acts_unanswered", _ACTS_UNANSWERED_HELP, value=len(unanswered_s))
     yield GaugeMetricFamily(
