@@ -121,7 +121,7 @@ def _updates(service: BenchService, hosts: int) -> PendingApprovals:
 
 
 def _restarts(service: BenchService, vms: int) -> PendingApprovals:
-    created = service.ask("POST", "/requests", {"ask": "restart", "vms": [f"web-{n}" for n in range(vms)]})
+    created = service.ask("POST", "/requests", {"operation": "restart", "vms": [f"web-{n}" for n in range(vms)]})
     events = {event["vms"][0]: event["id"] for event in created["events"]}
     return PendingApprovals(f"/requests/{created['request']['id']}", events, starts=vms)
 

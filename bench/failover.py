@@ -58,7 +58,7 @@ def measure(context: RunContext) -> tuple[Figure, ...]:
 def _scheduled_events(node: ServiceProcess, count: int) -> Iterator[str]:
     """Schedule restarts of this many VMs; returns the ids of their events."""
     for number in range(count):
-        answer = node.api("POST", "/requests", {"ask": "restart", "vms": [f"vm-{number}"]})
+        answer = node.api("POST", "/requests", {"operation": "restart", "vms": [f"vm-{number}"]})
         assert answer.status == 202, answer.body
     events = node.api("GET", "/events").json["events"]
     assert len(events) == count, len(events)

@@ -106,7 +106,7 @@ def _trials(
 def _trial(service: BenchService, running: RunningAgent, pause_s: float, held: int) -> float:
     time.sleep(pause_s)
     service.check_held(held)
-    (event,) = service.ask("POST", "/requests", {"ask": "evict", "vms": ["spot"]})["events"]
+    (event,) = service.ask("POST", "/requests", {"operation": "evict", "vms": ["spot"]})["events"]
     written = running.step_times / event["id"]
     eventually(written.exists, within_s=10)
     service.withdraw(event["id"])

@@ -78,7 +78,7 @@ async def _commit_until(store: Store, callers: int, end: float) -> int:
 async def _commit_one_scope(store: Store, scope_id: str, end: float) -> int:
     count = 0
     event = sample_event(f"event of {scope_id}", scope_id=scope_id)
-    entry = HistoryEntry(at=0.0, what=EntryKind.APPROVED, text="approved", scope_id=scope_id, event_id=event.id)
+    entry = HistoryEntry(at=0.0, kind=EntryKind.APPROVED, text="approved", scope_id=scope_id, event_id=event.id)
     while time.perf_counter() < end:
         scope = store.scope(scope_id) or Scope(id=scope_id)
         await store.commit(Commit(scopes=(scope,), events=(event,), entries=(entry,)))

@@ -113,7 +113,7 @@ class BenchService(ServiceProcess):
 
     def schedule(self, *vms: str) -> list[str]:
         """Request a restart of the VMs and return the ids of the events."""
-        return [event["id"] for event in self.ask("POST", "/requests", {"ask": "restart", "vms": vms})["events"]]
+        return [event["id"] for event in self.ask("POST", "/requests", {"operation": "restart", "vms": vms})["events"]]
 
     def withdraw(self, event_id: str) -> None:
         """Withdraw an event."""

@@ -61,7 +61,7 @@ def call(lab: Lab, body: Any = None) -> Any:
 def test_a_restart_takes_the_documented_path(api_of: Callable[..., Any]) -> None:
     world_api = api_of()
     with recorded() as files:
-        world_api.post("/requests", {"ask": "restart", "vms": ["web-0"]})
+        world_api.post("/requests", {"operation": "restart", "vms": ["web-0"]})
         world_api.world.advance(3600)
     assert [name for name in documented("The path of a restart") if name not in files] == []
     assert len(files) <= MOST_FILES_OF_A_RESTART, sorted(files)

@@ -52,12 +52,12 @@ def read_page(made: AgentPages, path: str) -> tuple[int, Any]:
 
 
 def test_a_vm_is_ready_while_no_readiness_step_is_in_effect() -> None:
-    assert read_page(pages(SEEN), "/ready") == (200, {"ready": True, "why": []})
+    assert read_page(pages(SEEN), "/ready") == (200, {"ready": True, "reasons": []})
 
 
 def test_ready_answers_503_with_the_reason_while_a_readiness_step_is_in_effect() -> None:
     why = ["step away is in effect for Reboot C706"]
-    assert read_page(pages(HELD), "/ready") == (503, {"ready": False, "why": why})
+    assert read_page(pages(HELD), "/ready") == (503, {"ready": False, "reasons": why})
     back = replace(HELD, gone_at=1_005.0).with_step_run(
         StepRun(step="away", phase=StepPhase.UNDO, state=StepState.DONE, begun_at=1.0)
     )

@@ -224,7 +224,7 @@ def agent(site: HaproxySite, service: ServiceProcess) -> Iterator[ExternalServer
 
 
 def announce_reboot(service: ServiceProcess) -> None:
-    service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
+    service.api("POST", "/requests", {"operation": "restart", "vms": ["web-0"]})
     eventually(lambda: statuses(service) == ["Scheduled"])
 
 

@@ -139,7 +139,7 @@ def test_an_event_is_prepared_for_approved_and_undone_although_agent_or_service_
 
 def request_restart(service: ServiceProcess, vm: str) -> str:
     """Requests a restart of this VM; returns the id of the resulting event."""
-    answer = service.api("POST", "/requests", {"ask": "restart", "vms": [vm]})
+    answer = service.api("POST", "/requests", {"operation": "restart", "vms": [vm]})
     assert answer.status == 202, answer.body
     request: dict[str, Any] = answer.json["request"]
 

@@ -19,11 +19,11 @@ COMPUTE = f"{GROUP}/providers/Microsoft.Compute"
 
 
 def grant(api: Any, to: str, over: str, role: str = "Reader") -> Any:
-    return api.post("/access/grants", {"role": role, "to": to, "over": over})
+    return api.post("/access/grants", {"role": role, "principal": to, "resource": over})
 
 
 def texts(api: Any) -> list[str]:
-    return [entry.text for entry in api.world.store.history() if entry.what == "access"]
+    return [entry.text for entry in api.world.store.history() if entry.kind == "access"]
 
 
 def test_a_client_is_shown_its_secret_once_and_the_service_keeps_a_hash(api: Any) -> None:
@@ -32,7 +32,7 @@ def test_a_client_is_shown_its_secret_once_and_the_service_keeps_a_hash(api: Any
     stored = api.world.store.client("bot")
     assert secret_matches(made["secret"], stored.secret_hash)
     (shown,) = api.get("/access")["clients"]
-    assert set(shown) == {"id", "name", "principal", "by", "at"}
+    assert set(shown) == {"id", "name", "principal", "created_by", "created_at"}
     assert texts(api) == ["client A bot (bot) added by local user ann"]
     assert made["secret"] not in api.call("GET", "/history").content.decode()
 
@@ -96,7 +96,7 @@ def test_a_client_removed_during_a_grant_leaves_no_grant_behind(api_of: Any, tmp
     api.post("/access/clients", {"id": "bot"})
 
     async def both() -> list[int]:
-        asked = {"role": "Administrator", "to": "bot", "over": "/"}
+        asked = {"role": "Administrator", "principal": "bot", "resource": "/"}
         calls = (api.calling("POST", "/access/grants", asked), api.calling("DELETE", "/access/clients/bot"))
         return [answer.status for answer in await asyncio.gather(*calls)]
 
@@ -118,7 +118,11 @@ OVER = [
 def test_a_role_is_granted_over_a_resource_or_a_name(api: Any, given: str, over: str) -> None:
     api.post("/access/clients", {"id": "bot", "name": "A bot"})
     granted = grant(api, "bot", given, role="Operator")
-    assert (granted["over"], granted["to"], granted["to_name"]) == (over, "client:bot", "client A bot (bot)")
+    assert (granted["resource"], granted["principal"], granted["principal_name"]) == (
+        over,
+        "client:bot",
+        "client A bot (bot)",
+    )
     assert granted["rights"] == ["read", "operate"]
     found = "everything" if over == "/" else over
     assert texts(api)[-1] == f"role Operator over {found} granted to client A bot (bot) by local user ann"
@@ -126,7 +130,9 @@ def test_a_role_is_granted_over_a_resource_or_a_name(api: Any, given: str, over:
 
 def test_a_role_over_an_availability_set_is_rejected(api: Any) -> None:
     api.post("/access/clients", {"id": "bot"})
-    status, code, message = api.refused("POST", "/access/grants", {"role": "Reader", "to": "bot", "over": "web"})
+    status, code, message = api.refused(
+        "POST", "/access/grants", {"role": "Reader", "principal": "bot", "resource": "web"}
+    )
     assert (status, code) == (400, "Rejected")
     assert "would apply to none of its VMs" in message
 
@@ -137,13 +143,13 @@ def test_a_role_over_a_flexible_scale_set_is_rejected(api_of: Callable[..., Any]
         vms=[a_vm("flex_0a1b2c3d", scale_set="flex", orchestration=Orchestration.FLEXIBLE)], hosts=[a_host("h1")]
     )
     api.post("/access/clients", {"id": "bot"})
-    refused = api.refused("POST", "/access/grants", {"role": "Reader", "to": "bot", "over": "flex"})
+    refused = api.refused("POST", "/access/grants", {"role": "Reader", "principal": "bot", "resource": "flex"})
     assert refused == (
         400,
         "Rejected",
         "a role over flexible scale set 'flex' would apply to none of its VMs: grant it over the VMs or their group",
     )
-    assert grant(api, "bot", "flex_0a1b2c3d")["over"] == f"{COMPUTE}/virtualMachines/flex_0a1b2c3d"
+    assert grant(api, "bot", "flex_0a1b2c3d")["resource"] == f"{COMPUTE}/virtualMachines/flex_0a1b2c3d"
 
 
 @pytest.mark.parametrize("below", ["", "/virtualMachines/flex_0a1b2c3d"], ids=["set", "path-below-the-set"])
@@ -154,14 +160,14 @@ def test_a_role_over_a_flexible_scale_set_by_its_id_is_no_role_over_its_vms(
     api = api_of(
         vms=[a_vm("flex_0a1b2c3d", scale_set="flex", orchestration=Orchestration.FLEXIBLE)], hosts=[a_host("h1")]
     )
-    api.post("/requests", {"ask": "restart", "vms": ["flex_0a1b2c3d"]})
+    api.post("/requests", {"operation": "restart", "vms": ["flex_0a1b2c3d"]})
     (event,) = api.world.events()
     over_set = api.holding("Administrator", f"{COMPUTE}/virtualMachineScaleSets/flex{below}")
     assert over_set.get("/fleet")["vms"] == []
     assert over_set.get("/events")["events"] == []
     for method, path, body in (
         ("GET", "/vms/flex_0a1b2c3d", None),
-        ("POST", "/requests", {"ask": "restart", "vms": ["flex_0a1b2c3d"]}),
+        ("POST", "/requests", {"operation": "restart", "vms": ["flex_0a1b2c3d"]}),
         ("POST", "/vms/flex_0a1b2c3d/perform-maintenance", None),
         ("GET", f"/events/{event.id}", None),
         ("POST", f"/events/{event.id}/approve", None),
@@ -172,34 +178,41 @@ def test_a_role_over_a_flexible_scale_set_by_its_id_is_no_role_over_its_vms(
 def test_a_role_is_granted_to_a_vm_and_to_an_external_user(api: Any) -> None:
     vm = api.world.vm("db")
     of_vm = grant(api, "db", "/")
-    assert (of_vm["to"], of_vm["to_name"]) == (f"vm:{vm.vm_id}", "VM db")
-    assert grant(api, of_vm["to"], "/")["id"] == of_vm["id"]
+    assert (of_vm["principal"], of_vm["principal_name"]) == (f"vm:{vm.vm_id}", "VM db")
+    assert grant(api, of_vm["principal"], "/")["id"] == of_vm["id"]
     outside = grant(api, "oidc:Ann-42", "/")
-    assert (outside["to"], outside["to_name"]) == ("oidc:Ann-42", "oidc:Ann-42")
+    assert (outside["principal"], outside["principal_name"]) == ("oidc:Ann-42", "oidc:Ann-42")
 
 
 def test_a_name_of_a_client_and_a_vm_must_be_qualified(api: Any) -> None:
     api.post("/access/clients", {"id": "db"})
-    status, code, message = api.refused("POST", "/access/grants", {"role": "Reader", "to": "db", "over": "/"})
+    status, code, message = api.refused(
+        "POST", "/access/grants", {"role": "Reader", "principal": "db", "resource": "/"}
+    )
     assert (status, code) == (409, "Refused")
     assert message == "'db' is a client and a VM: say 'client:db' or 'vm:db'"
-    assert grant(api, "client:db", "/")["to"] == "client:db"
-    assert grant(api, "vm:db", "/")["to_name"] == "VM db"
+    assert grant(api, "client:db", "/")["principal"] == "client:db"
+    assert grant(api, "vm:db", "/")["principal_name"] == "VM db"
 
 
-UNKNOWN = [({"to": "nobody"}, 404), ({"over": "nothing"}, 404), ({"over": "/x"}, 400), ({"role": "King"}, 400)]
+UNKNOWN = [
+    ({"principal": "nobody"}, 404),
+    ({"resource": "nothing"}, 404),
+    ({"resource": "/x"}, 400),
+    ({"role": "King"}, 400),
+]
 
 
 @pytest.mark.parametrize(("changed", "status"), UNKNOWN, ids=lambda value: str(value))
 def test_a_grant_with_an_unknown_name_is_refused(api: Any, changed: dict[str, str], status: int) -> None:
     api.post("/access/clients", {"id": "bot"})
-    asked = {"role": "Reader", "to": "bot", "over": "/", **changed}
+    asked = {"role": "Reader", "principal": "bot", "resource": "/", **changed}
     assert api.refused("POST", "/access/grants", asked)[0] == status
 
 
 def test_a_role_is_granted_to_a_client_whose_id_is_given_in_another_case(api: Any) -> None:
     api.post("/access/clients", {"id": "bot"})
-    assert grant(api, "client:BOT", "/")["to"] == "client:bot"
+    assert grant(api, "client:BOT", "/")["principal"] == "client:bot"
 
 
 def test_an_existing_grant_is_not_made_twice(api: Any) -> None:
@@ -221,14 +234,16 @@ def test_a_role_is_revoked_even_the_last_one_over_everything(api: Any) -> None:
 def test_a_caller_is_shown_their_identity(api: Any) -> None:
     me = api.get("/access/me")
     assert (me["id"], me["name"]) == ("owner", "local user ann")
-    assert [(g["role"], g["over"]) for g in me["grants"]] == [("Administrator", "/")]
+    assert [(g["role"], g["resource"]) for g in me["grants"]] == [("Administrator", "/")]
 
 
 def test_a_role_is_granted_over_a_resource_group_by_its_name(api: Any) -> None:
     api.post("/access/clients", {"id": "ops"})
-    granted = api.post("/access/grants", {"role": "Reader", "to": "ops", "over": "group:LAB"})
-    assert granted["over"] == "/subscriptions/sub/resourceGroups/lab"
-    status, _, message = api.refused("POST", "/access/grants", {"role": "Reader", "to": "ops", "over": "group:none"})
+    granted = api.post("/access/grants", {"role": "Reader", "principal": "ops", "resource": "group:LAB"})
+    assert granted["resource"] == "/subscriptions/sub/resourceGroups/lab"
+    status, _, message = api.refused(
+        "POST", "/access/grants", {"role": "Reader", "principal": "ops", "resource": "group:none"}
+    )
     assert (status, message) == (
         404,
         "no VM is in resource group 'none': the groups are lab; or give a resource id",

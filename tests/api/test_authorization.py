@@ -20,7 +20,10 @@ PLACES = (OWN, OTHER, EVERYTHING)
 
 ROUTES_BY_RIGHT = {
     ("read", "signed_in"): "GET /, GET /openapi.json, GET /access/me",
-    ("read", "listing"): """GET /service, GET /fleet, GET /keepers, GET /requests/{id}, GET /events, GET /events/{id},
+    (
+        "read",
+        "listing",
+    ): """GET /service, GET /fleet, GET /vm-supervisors, GET /requests/{id}, GET /events, GET /events/{id},
         GET /history, GET /explain/{thing:path}, GET /clock, GET /rollouts/hold""",
     ("read", "named_vm"): "GET /vms/{name:path}",
     ("read", "everything"): """POST /fleet/check, GET /rollouts, GET /rollouts/{id},

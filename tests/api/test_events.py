@@ -123,7 +123,7 @@ def test_the_pending_events_of_a_vm_host_or_rollout_are_approved_or_withdrawn(ap
 def test_a_recommendation_is_not_among_the_events_of_a_vm_to_approve(api_of: Callable[..., Any]) -> None:
     """Spec §14.4: it has no impact, so it cannot be approved."""
     api = api_of(Policy(enablement=EnablementMode.ALWAYS, recommends_rebalancing=True))
-    api.post("/requests", {"ask": "recommend-rebalance", "vms": ["spot"]})
+    api.post("/requests", {"operation": "recommend-rebalance", "vms": ["spot"]})
     assert api.post("/events/approve", {"vm": "spot"})["events"] == []
     assert len(api.post("/events/withdraw", {"vm": "spot"})["events"]) == 1
 

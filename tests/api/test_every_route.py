@@ -41,11 +41,11 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
         {},
     ),
     ("GET", "/vms/{name:path}"): lambda api: ("/vms/sub%2Flab%2Fdb", None),
-    ("GET", "/keepers"): lambda api: ("/keepers", None),
-    ("POST", "/requests"): lambda api: ("/requests", {"ask": "restart", "vms": ["db"]}),
+    ("GET", "/vm-supervisors"): lambda api: ("/vm-supervisors", None),
+    ("POST", "/requests"): lambda api: ("/requests", {"operation": "restart", "vms": ["db"]}),
     ("GET", "/requests/{id}"): lambda api: (f"/requests/{api.restart_of('db')[0]['request_id']}", None),
     ("POST", "/hosts/{name}/degrade"): lambda api: ("/hosts/h1/degrade", {"in_s": 7 * 86400}),
-    ("POST", "/requests/preview"): lambda api: ("/requests/preview", {"ask": "restart", "vms": ["db"]}),
+    ("POST", "/requests/preview"): lambda api: ("/requests/preview", {"operation": "restart", "vms": ["db"]}),
     ("POST", "/hosts/{name}/degrade/preview"): lambda api: ("/hosts/h1/degrade/preview", {"in_s": 7 * 86400}),
     ("POST", "/hosts/{name}/fail/preview"): lambda api: ("/hosts/h1/fail/preview", None),
     ("POST", "/hosts/{name}/confirm-down/preview"): lambda api: (
@@ -97,7 +97,7 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("GET", "/faults"): lambda api: ("/faults", None),
     ("POST", "/faults"): lambda api: ("/faults", {"kind": "gone", "vm": "db", "count": 2}),
     ("POST", "/faults/clear"): lambda api: ("/faults/clear", {"all": True}),
-    ("POST", "/faults/storm"): lambda api: ("/faults/storm", {"seed": 7, "for_s": 60}),
+    ("POST", "/faults/storm"): lambda api: ("/faults/storm", {"seed": 7, "duration_s": 60}),
     ("DELETE", "/faults/{id}"): lambda api: (f"/faults/{_fault(api)}", None),
     ("GET", "/clock"): lambda api: ("/clock", None),
     ("POST", "/clock/advance"): lambda api: ("/clock/advance", {"by_s": 60}),
@@ -110,7 +110,7 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("DELETE", "/access/clients/{id}"): lambda api: (f"/access/clients/{_client(api)}", None),
     ("POST", "/access/grants"): lambda api: (
         "/access/grants",
-        {"role": "Reader", "to": _client(api), "over": "db"},
+        {"role": "Reader", "principal": _client(api), "resource": "db"},
     ),
     ("DELETE", "/access/grants/{id}"): lambda api: (f"/access/grants/{_grant(api)}", None),
     ("GET", "/webhooks"): lambda api: ("/webhooks", None),
@@ -157,7 +157,7 @@ def _client(api: Any) -> str:
 
 
 def _grant(api: Any) -> str:
-    granted: str = api.post("/access/grants", {"role": "Operator", "to": _client(api), "over": "/"})["id"]
+    granted: str = api.post("/access/grants", {"role": "Operator", "principal": _client(api), "resource": "/"})["id"]
     return granted
 
 
@@ -307,7 +307,7 @@ def test_a_body_that_is_too_long_is_rejected(api: Any) -> None:
 def test_an_unavailable_store_answers_503_with_retry_after(api: Any) -> None:
     api.world.store.fail_next(Unavailable("the disk is full: make room"))
     before = api.stored()
-    answer = api.call("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+    answer = api.call("POST", "/requests", {"operation": "restart", "vms": ["db"]})
     assert api.stored() == before
     assert answer.status == 503
     assert answer.headers["retry-after"] == "1"
@@ -317,14 +317,14 @@ def test_an_unavailable_store_answers_503_with_retry_after(api: Any) -> None:
 def test_a_conflict_tells_the_caller_to_try_again(api: Any) -> None:
     for _ in range(20):
         api.world.store.fail_next(Conflict("somebody was quicker"))
-    status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+    status, code, message = api.refused("POST", "/requests", {"operation": "restart", "vms": ["db"]})
     assert (status, code) == (409, "Conflict")
     assert message.endswith("try again")
 
 
 def test_an_unexpected_error_is_a_500_without_secrets(api: Any, caplog: pytest.LogCaptureFixture) -> None:
     api.world.store.fail_next(RuntimeError("secret"))
-    status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+    status, code, message = api.refused("POST", "/requests", {"operation": "restart", "vms": ["db"]})
     assert (status, code) == (500, "Internal")
     assert "secret" not in message
     assert "secret" in caplog.text

@@ -71,7 +71,7 @@ def test_an_explanation_names_a_crash_and_what_it_may_have_lost(api: Any) -> Non
     """Deliveries are written in batches: a crash may lose the last two seconds."""
     (event,) = api.restart_of("db")
     api.world.advance(10)
-    entry = HistoryEntry(at=api.world.now, what=EntryKind.SERVICE, text="service started, version 0.1.0, process 7")
+    entry = HistoryEntry(at=api.world.now, kind=EntryKind.SERVICE, text="service started, version 0.1.0, process 7")
     api.world.do(api.world.store.commit(Commit(entries=(entry,))))
     lines = api.get(f"/explain/{event['id']}")["lines"]
     assert lines[-1]["text"] == "the service started again after a crash"

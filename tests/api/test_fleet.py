@@ -99,7 +99,7 @@ def test_a_fleet_file_applied_twice_changes_nothing_the_second_time(api: Any) ->
     assert api.post("/fleet/apply", proposal)["applied"] is True
     assert [vm["name"] for vm in api.get("/fleet")["vms"]] == ["cache-0", "cache-1"]
     assert all(vm.vm_id for vm in api.world.store.vms())
-    assert api.world.store.history(limit=1)[0].who == "local user ann"
+    assert api.world.store.history(limit=1)[0].actor == "local user ann"
 
     again = api.post("/fleet/apply", proposal)
     assert again["applied"] is False
@@ -125,7 +125,7 @@ def test_a_fleet_file_that_removes_a_vm_under_maintenance_is_refused_with_its_ev
     assert api.stored() == before
     assert answer.status == 409
     (problem,) = answer.json["error"]["problems"]
-    assert event["id"] in problem["what"]
+    assert event["id"] in problem["message"]
 
 
 def test_applying_a_fleet_file_withdraws_the_events_of_removed_vms(api: Any) -> None:
@@ -303,7 +303,7 @@ def test_a_host_is_added_and_removed(api: Any) -> None:
 def test_a_host_with_vms_on_it_or_moving_to_it_cannot_be_removed(api: Any) -> None:
     assert "still has VM 'web-0'" in api.refused("DELETE", "/fleet/hosts/h1")[2]
     api.post("/fleet/hosts", {"name": "h4", "location": "westeurope"})
-    (event,) = api.post("/requests", {"ask": "redeploy", "vms": ["db"]})["events"]
+    (event,) = api.post("/requests", {"operation": "redeploy", "vms": ["db"]})["events"]
     moving = api.post(f"/events/{event['id']}/approve")
     assert moving["acts"][0]["to_host"] == "h4"
     status, _, message = api.refused("DELETE", "/fleet/hosts/h4")
@@ -353,7 +353,7 @@ def test_a_vm_that_joins_a_flexible_set_takes_over_its_orchestration_and_deliver
         "narrow_delivery": True,
         "approves_all_down": False,
     }
-    assert joined["title_of_scope"] == "scale set flex"
+    assert joined["scope_title"] == "scale set flex"
     refused = api.refused("POST", "/fleet/vms", {"name": "other", "scale_set": "flex", "placement_group": "a"})
     assert refused[0] == 400
     assert "scale set 'flex' is Flexible and has no placement groups" in refused[2]

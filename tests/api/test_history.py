@@ -19,9 +19,9 @@ def test_the_history_shows_the_newest_entries_oldest_first(api: Any) -> None:
     assert page["seq"] == api.world.store.last_seq()
     entry = page["entries"][-1]
     assert set(entry) == {
-        "seq", "at", "what", "text", "who", "scope_id", "event_id", "request_id", "vm", "host",
+        "seq", "at", "kind", "text", "actor", "scope_id", "event_id", "request_id", "vm", "host",
     }  # fmt: skip
-    assert (entry["what"], entry["vm"]) == ("published", "db")
+    assert (entry["kind"], entry["vm"]) == ("published", "db")
 
 
 def test_a_follower_of_the_history_misses_no_entry(api: Any) -> None:
@@ -67,11 +67,11 @@ def test_a_long_poll_is_answered_when_an_entry_is_written(api: Any) -> None:
         seq = api.world.store.last_seq()
         held = asyncio.create_task(api.calling("GET", f"/history?after={seq}&wait_s=60&vm=db"))
         await asyncio.sleep(0)
-        await api.calling("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
+        await api.calling("POST", "/requests", {"operation": "restart", "vms": ["web-0"]})
         for _ in range(20):
             await asyncio.sleep(0)
         assert not held.done()  # the entry was about another VM
-        await api.calling("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+        await api.calling("POST", "/requests", {"operation": "restart", "vms": ["db"]})
         return (await held).json
 
     assert "local user ann requested restart of db" in texts(api.world.do(scenario()))
@@ -104,7 +104,7 @@ def test_a_retry_entry_is_found_by_its_request(api: Any) -> None:
     api.world.hypervisor.set_behaviour(SimulatedBehaviour((UnreachableRule(times=1),)))
     api.world.approve("db", event["id"])
     entries = api.get(f"/history?request={event['request_id']}")["entries"]
-    assert [entry["what"] for entry in entries][-1] == "retried"
+    assert [entry["kind"] for entry in entries][-1] == "retried"
     shown = [line["text"] for line in api.get(f"/explain/{event['id']}")["lines"]]
     assert len([text for text in shown if "is tried again" in text]) == 1
 
@@ -113,7 +113,7 @@ def test_the_history_names_added_and_removed_vms_and_hosts(api: Any) -> None:
     api.post("/fleet/vms", {"name": "cache", "host": "h3"})
     api.delete("/fleet/vms/cache")
     entries = api.get("/history?vm=cache")["entries"]
-    assert [(e["what"], e["text"]) for e in entries] == [("fleet", "VM cache added"), ("fleet", "VM cache removed")]
+    assert [(e["kind"], e["text"]) for e in entries] == [("fleet", "VM cache added"), ("fleet", "VM cache removed")]
     api.post("/fleet/hosts", {"name": "h9", "location": "westeurope"})
     last = api.get("/history?limit=1")["entries"][0]
     assert (last["vm"], last["host"]) == ("", "h9")

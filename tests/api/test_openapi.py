@@ -73,7 +73,16 @@ def unlimited(schema: Any, where: str) -> Iterator[str]:
             yield from unlimited(part, f"{where}[]")
 
 
-NUMBERS = {"speed", "share", "shares", "value", "parameters", "default", "least", "most"}  # neither time nor duration
+NUMBERS = {
+    "speed",
+    "share",
+    "shares",
+    "value",
+    "parameters",
+    "default",
+    "minimum",
+    "maximum",
+}  # neither time nor duration
 
 
 def test_every_time_is_text_and_every_other_number_a_duration_or_a_known_figure() -> None:

@@ -16,7 +16,7 @@ from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 from tests.support.operator_api import Answer, Api, make_world
 
-RESTART = {"ask": "restart", "vms": ["db"]}
+RESTART = {"operation": "restart", "vms": ["db"]}
 RECORDING = {
     "vm": "theirs",
     "api_version": "2020-07-01",
@@ -168,7 +168,7 @@ def test_a_repeated_call_shows_the_request_as_it_is_now(api: Api) -> None:
 
 
 def test_a_call_is_repeated_even_if_it_could_not_be_made_now(api: Api) -> None:
-    body = {"ask": "delete", "vms": ["pool_0"]}
+    body = {"operation": "delete", "vms": ["pool_0"]}
     first = call(api, "/requests", body)
     api.world.advance(3600)
     assert api.call("POST", "/requests", body).status == 404
@@ -177,8 +177,8 @@ def test_a_call_is_repeated_even_if_it_could_not_be_made_now(api: Api) -> None:
 
 
 DIFFERENT = {
-    "another VM": ("/requests", {"ask": "restart", "vms": ["web-0"]}),
-    "another operation": ("/requests", {"ask": "redeploy", "vms": ["db"]}),
+    "another VM": ("/requests", {"operation": "restart", "vms": ["web-0"]}),
+    "another operation": ("/requests", {"operation": "redeploy", "vms": ["db"]}),
     "another route": ("/rollouts", {"impact": "reboot", "hosts": ["h1"]}),
     "another host": ("/hosts/h2/fail", None),
 }
@@ -198,20 +198,20 @@ def test_the_same_key_with_another_call_is_rejected_and_changes_nothing(api: Api
 
 
 def test_blanks_and_the_order_of_members_do_not_make_another_call(api: Api) -> None:
-    first = call(api, "/requests", b'{"ask": "restart", "vms": ["db"]}')
-    second = call(api, "/requests", b'{"vms":["db"],"ask":"restart"}')
+    first = call(api, "/requests", b'{"operation": "restart", "vms": ["db"]}')
+    second = call(api, "/requests", b'{"vms":["db"],"operation":"restart"}')
     assert request_id(first) == request_id(second)
 
 
 def test_the_key_of_a_rejected_call_can_be_used_again(api: Api) -> None:
-    assert call(api, "/requests", {"ask": "restart", "vms": ["nobody"]}).status == 404
+    assert call(api, "/requests", {"operation": "restart", "vms": ["nobody"]}).status == 404
     assert call(api, "/requests", RESTART).status == 202
 
 
 def test_two_callers_with_the_same_key_make_two_requests(api: Api) -> None:
     bob = api.holding("Administrator", "/", name="client bob")
     first = call(api, "/requests", RESTART)
-    second = call(bob, "/requests", {"ask": "restart", "vms": ["web-0"]})
+    second = call(bob, "/requests", {"operation": "restart", "vms": ["web-0"]})
     assert (first.status, second.status) == (202, 202)
     assert request_id(first) != request_id(second)
 
@@ -237,12 +237,12 @@ def test_a_bad_key_is_rejected_with_one_sentence(api: Api, key: str) -> None:
 
 
 def test_a_key_is_forgotten_with_its_request(api: Api) -> None:
-    first = call(api, "/requests", {"ask": "reapply", "vms": ["db"]})
+    first = call(api, "/requests", {"operation": "reapply", "vms": ["db"]})
     api.world.advance(40 * 86400)
     api.world.do(api.world.store.prune(api.world.now))
     second = call(api, "/requests", RESTART)
     assert (second.status, request_id(second)) == (202, request_id(first))
-    assert second.json["request"]["ask"] == "restart"
+    assert second.json["request"]["operation"] == "restart"
 
 
 def test_a_call_that_creates_no_request_ignores_the_key(api: Api) -> None:

@@ -19,11 +19,11 @@ from tests.support.reporting_hypervisor import ReportingHypervisor
 
 def test_a_restart_is_answered_with_its_event_and_what_it_waits_for(api: Any) -> None:
     """Spec §6.3: a Reboot has 15 minutes of notice; §6.4: a user's restart."""
-    answer = api.call("POST", "/requests", {"ask": "restart", "vms": ["WEB-0"]})
+    answer = api.call("POST", "/requests", {"operation": "restart", "vms": ["WEB-0"]})
     assert answer.status == 202
     request, (event,) = answer.json["request"], answer.json["events"]
-    assert request["ask"] == "restart"
-    assert request["who"] == "local user ann"
+    assert request["operation"] == "restart"
+    assert request["requested_by"] == "local user ann"
     assert request["targets"] == ["web-0"]
     assert (event["kind"], event["verb"], event["status"], event["source"]) == ("Reboot", "reboot", "scheduled", "User")
     assert parse_time(event["not_before"]) - parse_time(event["published_at"]) == 15 * 60
@@ -46,7 +46,7 @@ def test_a_request_over_several_scopes_is_answered_with_all_its_events(api: Any)
 def test_a_request_is_refused_as_a_whole_if_one_vm_cannot_do_it(api: Any) -> None:
     """Spec §8.4: one user operation per VM at a time."""
     api.restart_of("db")
-    status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["web-0", "db"]})
+    status, code, message = api.refused("POST", "/requests", {"operation": "restart", "vms": ["web-0", "db"]})
     assert (status, code) == (409, "Refused")
     assert "VM 'db'" in message
     assert "approve or withdraw event" in message
@@ -63,26 +63,26 @@ def test_an_operation_without_an_event_is_done_at_once_and_says_why(asleep: Any)
 
 
 BAD = [
-    ({"ask": "explode", "vms": ["db"]}, 400, "ask: Invalid enum value 'explode'"),
-    ({"ask": "rollout", "vms": ["db"]}, 400, "ask"),
-    ({"ask": "restart", "vms": []}, 400, "vms"),
-    ({"ask": "restart", "vms": "db"}, 400, "vms: Expected"),
-    ({"ask": "restart", "vms": [7]}, 400, "vms[0]"),
-    ({"ask": "restart"}, 400, "'vms'"),
-    ({"ask": "restart", "vms": ["db"], "notice_s": -1}, 400, "notice_s"),
-    ({"ask": "restart", "vms": ["db"], "notice_s": "15m"}, 400, "notice_s"),
-    ({"ask": "restart", "vms": ["db"], "notice_s": 60}, 400, "shorter than the 15 min"),
-    ({"ask": "restart", "vms": ["db", "lab/DB"]}, 400, "'lab/DB' is named twice"),
-    ({"ask": "evict", "vms": ["db"]}, 409, "not a Spot VM"),
-    ({"ask": "start", "vms": ["db"]}, 409, "running already"),
-    ({"ask": "power-off", "vms": ["db"], "notice_s": 60}, 400, "gives no notice"),
+    ({"operation": "explode", "vms": ["db"]}, 400, "operation: Invalid enum value 'explode'"),
+    ({"operation": "rollout", "vms": ["db"]}, 400, "operation"),
+    ({"operation": "restart", "vms": []}, 400, "vms"),
+    ({"operation": "restart", "vms": "db"}, 400, "vms: Expected"),
+    ({"operation": "restart", "vms": [7]}, 400, "vms[0]"),
+    ({"operation": "restart"}, 400, "'vms'"),
+    ({"operation": "restart", "vms": ["db"], "notice_s": -1}, 400, "notice_s"),
+    ({"operation": "restart", "vms": ["db"], "notice_s": "15m"}, 400, "notice_s"),
+    ({"operation": "restart", "vms": ["db"], "notice_s": 60}, 400, "shorter than the 15 min"),
+    ({"operation": "restart", "vms": ["db", "lab/DB"]}, 400, "'lab/DB' is named twice"),
+    ({"operation": "evict", "vms": ["db"]}, 409, "not a Spot VM"),
+    ({"operation": "start", "vms": ["db"]}, 409, "running already"),
+    ({"operation": "power-off", "vms": ["db"], "notice_s": 60}, 400, "gives no notice"),
     (
-        {"ask": "restart", "vms": ["db", "nobody"]},
+        {"operation": "restart", "vms": ["db", "nobody"]},
         404,
         "VM 'nobody' does not exist: GET /forewarn/v1/fleet lists the VMs",
     ),
     (
-        {"ask": "restart", "vms": ["D-B"]},
+        {"operation": "restart", "vms": ["D-B"]},
         404,
         "VM 'D-B' does not exist: did you mean 'db'? GET /forewarn/v1/fleet lists the VMs",
     ),
@@ -98,7 +98,7 @@ def test_an_impossible_request_is_refused_with_a_sentence(api: Any, body: Any, s
 
 def test_a_name_in_two_groups_must_be_qualified(api: Any) -> None:
     assert api.post("/fleet/vms", {"name": "db", "resource_group": "prod"})["resource_group"] == "prod"
-    status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+    status, code, message = api.refused("POST", "/requests", {"operation": "restart", "vms": ["db"]})
     assert (status, code) == (409, "Refused")
     assert message == "VM 'db' is ambiguous: say lab/db or prod/db"
     assert api.get("/vms/prod%2Fdb")["resource_group"] == "prod"
@@ -106,7 +106,7 @@ def test_a_name_in_two_groups_must_be_qualified(api: Any) -> None:
 
 def test_a_shorter_notice_needs_the_flag_short_notice(api: Any) -> None:
     """Spec §6.3: less than the minimum needs a flag, for testing."""
-    body = {"ask": "restart", "vms": ["db"], "notice_s": 5, "short_notice": True}
+    body = {"operation": "restart", "vms": ["db"], "notice_s": 5, "short_notice": True}
     (event,) = api.post("/requests", body)["events"]
     assert parse_time(event["not_before"]) - parse_time(event["published_at"]) == 5
 
@@ -195,7 +195,7 @@ def test_a_user_starts_pending_maintenance_now(api: Any) -> None:
     assert (status["state"], [one["id"] for one in status["events"]]) == ("in progress", [event["id"]])
     api.world.advance(600)
     assert api.get(f"/requests/{request}")["state"] == "succeeded"
-    shown = [entry["what"] for entry in api.get(f"/history?request={request}&after=0")["entries"]]
+    shown = [entry["kind"] for entry in api.get(f"/history?request={request}&after=0")["entries"]]
     assert shown == ["requested", "approved", "started", "performed", "finished"]
 
 
@@ -218,7 +218,7 @@ def test_an_operation_that_the_hypervisor_cannot_perform_is_refused_with_the_set
     api_of: Any, path: str
 ) -> None:
     api = api_of(hypervisor=RebootOnlyHypervisor())
-    status, code, message = api.refused("POST", path, {"ask": "redeploy", "vms": ["db"]})
+    status, code, message = api.refused("POST", path, {"operation": "redeploy", "vms": ["db"]})
     assert (status, code) == (409, "Refused")
     assert message == ("the hypervisor of this service cannot redeploy VMs: its setting [commands.redeploy] adds that")
     assert api.get("/events?all=true")["events"] == []

@@ -18,7 +18,7 @@ def test_a_rollout_shows_its_checks_and_what_they_found(api: Any) -> None:
     shown = api.get(f"/rollouts/{started['id']}/checks")
     assert shown["unclear"] == ""
     (check,) = shown["checks"]
-    assert (check["name"], check["kind"], check["what"]) == ("acts", "figure", "failed-acts == 0")
+    assert (check["name"], check["kind"], check["demand"]) == ("acts", "figure", "failed-acts == 0")
     assert (check["interval_s"], check["bad_limit"], check["error_limit"]) == (30, 1, 3)
     assert [m["outcome"] for m in shown["measurements"]] == [check["outcome"]] * len(shown["measurements"])
 

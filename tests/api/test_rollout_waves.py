@@ -22,7 +22,7 @@ vms = 1
 
 def test_a_rollout_in_waves_shows_the_wave_and_why_it_waits(api: Any) -> None:
     started = api.post("/rollouts", {"everything": True, "impact": "migrate", "canary": "1", "settle_s": 600})
-    assert (started["title_of_scope"], started["waves"], started["wave"]) == ("all VMs", ["canary", "rest"], 1)
+    assert (started["scope_title"], started["waves"], started["wave"]) == ("all VMs", ["canary", "rest"], 1)
     assert (started["settle_s"], started["settles_until"], started["waits_for"]) == (600, None, [])
     api.world.advance(905)
     shown = api.get(f"/rollouts/{started['id']}")
@@ -32,7 +32,7 @@ def test_a_rollout_in_waves_shows_the_wave_and_why_it_waits(api: Any) -> None:
     assert "It waits: until 12:25 UTC: wave 1 of 2 (canary) settles." in str(explained)
     api.world.advance(600)
     assert api.get(f"/rollouts/{started['id']}")["wave"] == 2
-    entries = [entry["text"] for entry in api.get("/history")["entries"] if entry["what"] == "wave"]
+    entries = [entry["text"] for entry in api.get("/history")["entries"] if entry["kind"] == "wave"]
     assert [text.partition(": ")[2] for text in entries] == [
         "wave 1 of 2 (canary) begins with 1 VM",
         "wave 1 of 2 (canary) is over and settles for 10m",
@@ -95,13 +95,13 @@ def test_the_plan_is_what_happens_when_nothing_interferes(api: Any) -> None:
         assert wave["starts"] == sorted({event["started_at"] for event in members})
     assert parse_time(plan["over_latest"]) == max(parse_time(event["over_at"]) for event in events) + 600
     assert plan["over_earliest"] < plan["over_latest"]
-    assert (plan["is_cut"], plan["never_started"]) == (False, 0)
+    assert (plan["is_partial"], plan["never_started"]) == (False, 0)
 
 
 def test_the_plan_names_vms_without_a_polling_handler(api: Any) -> None:
     plan = api.post("/rollouts/plan", {"file": FILE})
     assert plan["without_handler"] == plan["vms"]
-    assert any("not poll for events" in sentence for sentence in plan["sentences"])
+    assert any("not poll for events" in sentence for sentence in plan["summary"])
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_the_tally_of_a_rollout_outlives_its_events(api: Any) -> None:
     api.post(f"/rollouts/{started['id']}/pause")
     api.world.advance(3 * 86400)
     aborted = api.post(f"/rollouts/{started['id']}/abort")
-    assert (aborted["why"], aborted["tally"]["total"]) == ("local user ann ended it", 3)
+    assert (aborted["reason"], aborted["tally"]["total"]) == ("local user ann ended it", 3)
     api.world.advance(3600)
     closed = api.get(f"/rollouts/{started['id']}")
     assert closed["closed"]
@@ -70,7 +70,7 @@ def test_the_tally_of_a_rollout_outlives_its_events(api: Any) -> None:
     api.post("/history/prune", {"older_than_s": 86400})
     pruned = api.get(f"/rollouts/{started['id']}")
     assert pruned["events"] == []
-    assert (pruned["tally"], pruned["why"]) == (closed["tally"], closed["why"])
+    assert (pruned["tally"], pruned["reason"]) == (closed["tally"], closed["reason"])
 
     api.world.advance(2 * 86400)
     api.post("/history/prune", {"older_than_s": 86400})
@@ -82,7 +82,10 @@ def test_a_rollout_that_stopped_says_why(api: Any) -> None:
     started = api.post("/rollouts", {"impact": "update", "scope": "web"})
     api.world.advance(3600)
     stopped = api.get(f"/rollouts/{started['id']}")
-    assert (stopped["progress"], stopped["why"]) == ("stopped", "1 VM failed, and it stops after 1 (web-0: no power)")
+    assert (stopped["progress"], stopped["reason"]) == (
+        "stopped",
+        "1 VM failed, and it stops after 1 (web-0: no power)",
+    )
     assert (stopped["tally"]["done"], stopped["tally"]["failed"], stopped["tally"]["waiting"]) == (0, 1, 2)
 
 

@@ -28,8 +28,8 @@ def test_the_clock_is_shown_advanced_and_set_to_another_speed(api: Any) -> None:
     (event,) = api.restart_of("db")
     advanced = api.post("/clock/advance", {"by_s": 3600})
     assert parse_time(advanced["now"]) == parse_time(before["now"]) + 3600
-    assert [entry["what"] for entry in advanced["entries"]] == ["started", "performed", "finished"]
-    assert (advanced["polling"], advanced["note"], advanced["left_out"]) == (0, "", 0)
+    assert [entry["kind"] for entry in advanced["entries"]] == ["started", "performed", "finished"]
+    assert (advanced["polling"], advanced["note"], advanced["entries_omitted"]) == (0, "", 0)
     assert api.get(f"/events/{event['id']}")["ending"] == "finished"
     assert api.post("/clock/speed", {"speed": 60})["speed"] == 60
 
@@ -85,7 +85,7 @@ def test_the_history_names_who_moved_the_clock_pruned_or_backed_up(tmp_path: Pat
     admin.post("/history/prune", {"older_than_s": 90 * 86400})
     admin.post("/backup", {"path": str(tmp_path / "copy.db")})
     entries = api.get(f"/history?after={before}")["entries"]
-    assert [(entry["what"], entry["who"], entry["text"]) for entry in entries] == [
+    assert [(entry["kind"], entry["actor"], entry["text"]) for entry in entries] == [
         ("clock", "client ci", "clock advanced by 1 h by client ci"),
         ("clock", "client ci", "clock set to speed 2.5 by client ci"),
         ("upkeep", "client ci", "0 history entries older than 90 d pruned by client ci"),
@@ -163,7 +163,7 @@ def test_the_root_of_the_api_lists_every_route(api: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "part"),
     [
-        ("/requests", {"ask": "restart", "vm": ["db"]}, "field 'vm' is unknown: did you mean 'vms'?"),
+        ("/requests", {"operation": "restart", "vm": ["db"]}, "field 'vm' is unknown: did you mean 'vms'?"),
         ("/clock/advance", {"minutes": 5}, "field 'minutes' is unknown: the fields are by_s, without_polls"),
         ("/hosts/h1/repair", {"now": True}, "field 'now' is unknown: leave it out, there are no fields"),
     ],

@@ -43,15 +43,15 @@ def with_supervisors(api: Any, **supervisors: Supervisor) -> Any:
 
 
 def test_no_supervisors_are_listed_at_first(api: Any) -> None:
-    assert api.get("/keepers") == {"keepers": []}
-    assert api.get("/vms/db")["keeper"] is None
+    assert api.get("/vm-supervisors") == {"supervisors": []}
+    assert api.get("/vms/db")["supervisor"] is None
 
 
 def test_supervisors_are_listed_with_the_names_of_their_vms(api: Any) -> None:
     with_supervisors(api, spot=Supervisor(), db=Supervisor(pid=8, program=None), nobody=Supervisor())
     spot = {"vm": "spot", "pid": 7, "state": "frozen", "boot_id": "b-1", "program": ["worker"]}
-    assert api.get("/keepers")["keepers"] == [{**spot, "vm": "db", "pid": 8, "program": None}, spot]
-    assert api.get("/vms/spot")["keeper"] == spot
+    assert api.get("/vm-supervisors")["supervisors"] == [{**spot, "vm": "db", "pid": 8, "program": None}, spot]
+    assert api.get("/vms/spot")["supervisor"] == spot
 
 
 def test_a_vm_added_to_a_scale_set_has_its_program(api_of: Callable[..., Any]) -> None:

@@ -155,7 +155,7 @@ def test_the_history_shows_entries_of_visible_vms_only(api: Any) -> None:
     api.restart_of("spot", "web-1")
     api.post("/fleet/vms", {"name": "cache"})
     api.post("/access/clients", {"id": "bot"})
-    clock_entry = HistoryEntry(at=api.world.now, what=EntryKind.SERVICE, text="service started")
+    clock_entry = HistoryEntry(at=api.world.now, kind=EntryKind.SERVICE, text="service started")
     api.world.do(api.world.store.commit(Commit(entries=(clock_entry,))))
     about_db = [
         "scheduled events enabled by the service",
@@ -181,8 +181,8 @@ def test_an_entry_with_only_a_name_is_visible_to_readers_of_every_vm_of_that_nam
 
 def test_invisible_entries_do_not_count_among_the_newest_of_a_filtered_history(api: Any) -> None:
     """Only a caller who sees everything is shown the entries about faults."""
-    entry = HistoryEntry(at=api.world.now, what=EntryKind.UPKEEP, text="visible", scope_id="vm:sub/lab/db")
-    faults = (replace_fields(entry, what=EntryKind.FAULT, text="a fault"),) * 5
+    entry = HistoryEntry(at=api.world.now, kind=EntryKind.UPKEEP, text="visible", scope_id="vm:sub/lab/db")
+    faults = (replace_fields(entry, kind=EntryKind.FAULT, text="a fault"),) * 5
     api.world.do(api.world.store.commit(Commit(entries=(entry, *faults))))
     assert texts(api.holding("Reader", DB).get("/history?scope=db&limit=1")) == ["visible"]
     assert texts(api.get("/history?scope=db&limit=1")) == ["a fault"]
@@ -208,7 +208,7 @@ def test_a_follower_with_limited_rights_misses_no_visible_entry(api: Any) -> Non
 def test_a_visible_entry_is_found_behind_many_invisible_ones(api: Any) -> None:
     reader = api.holding("Reader", DB)
     seq = api.world.store.last_seq()
-    clock_entry = HistoryEntry(at=api.world.now, what=EntryKind.CLOCK, text="tick")
+    clock_entry = HistoryEntry(at=api.world.now, kind=EntryKind.CLOCK, text="tick")
     api.world.do(api.world.store.commit(Commit(entries=(clock_entry,) * 45_000)))
     api.restart_of("db")
     page = reader.get(f"/history?after={seq}")
@@ -226,11 +226,11 @@ def test_a_long_poll_is_not_answered_by_an_invisible_entry(api: Any) -> None:
         seq = api.world.store.last_seq()
         held = asyncio.create_task(reader.calling("GET", f"/history?after={seq}&wait_s=60"))
         await asyncio.sleep(0)
-        await api.calling("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
+        await api.calling("POST", "/requests", {"operation": "restart", "vms": ["web-0"]})
         for _ in range(20):
             await asyncio.sleep(0)
         assert not held.done()
-        await api.calling("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+        await api.calling("POST", "/requests", {"operation": "restart", "vms": ["db"]})
         return (await held).json
 
     assert "local user ann requested restart of db" in texts(api.world.do(scenario()))
@@ -251,7 +251,7 @@ def test_a_long_poll_is_answered_by_an_entry_of_a_vm_added_meanwhile(api: Any) -
 
 def test_a_long_poll_shows_nothing_after_its_grant_was_revoked(api: Any) -> None:
     """A revocation takes effect at once, also for a long poll that began before."""
-    grants = [Grant(id="g", role=Role.READER, to="client:ci", over=DB)]
+    grants = [Grant(id="g", role=Role.READER, principal="client:ci", resource=DB)]
     reader = api.admitting(lambda: Principal(id="client:ci", name="client ci", grants=tuple(grants)))
 
     async def scenario() -> Any:
@@ -259,7 +259,7 @@ def test_a_long_poll_shows_nothing_after_its_grant_was_revoked(api: Any) -> None
         held = asyncio.create_task(reader.calling("GET", f"/history?after={seq}&wait_s=60"))
         await asyncio.sleep(0)
         grants.clear()
-        await api.calling("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+        await api.calling("POST", "/requests", {"operation": "restart", "vms": ["db"]})
         for _ in range(20):
             await asyncio.sleep(0)
         assert not held.done()
@@ -274,7 +274,7 @@ def test_supervisors_are_listed_for_visible_vms_only(api: Any) -> None:
     api.dependencies = replace(
         api.dependencies, vm_supervisors=lambda: {api.world.vm(name).key: supervisor for name in ("db", "web-0")}
     )
-    assert [one["vm"] for one in api.holding("Reader", DB).get("/keepers")["keepers"]] == ["db"]
+    assert [one["vm"] for one in api.holding("Reader", DB).get("/vm-supervisors")["supervisors"]] == ["db"]
 
 
 def test_a_caller_with_limited_rights_learns_no_addresses_of_the_service(api: Any) -> None:
@@ -290,7 +290,7 @@ def test_a_vm_is_explained_without_faults_to_callers_who_may_not_list_them(api: 
     api.post("/faults", {"kind": "gone", **target})
     api.post("/faults", {"kind": "reset", **target})
     api.post("/faults/clear", {"kind": "reset"})
-    api.post("/faults/storm", {"seed": 7, "for_s": 60})
+    api.post("/faults/storm", {"seed": 7, "duration_s": 60})
     reader = api.holding("Reader", DB)
     assert reader.refused("GET", "/faults")[0] == 403
     for path in ("/explain/db", "/vms/db", "/history", "/history?vm=db", "/history?scope=vm:sub/lab/db"):
@@ -308,8 +308,8 @@ FAULTS_OF_EVENTS = ["no-notice", "short-notice", "withdrawn-after-approval", "se
 def test_an_event_that_a_fault_changed_is_shown_without_the_fault(api: Any, kind: str) -> None:
     api.post("/faults", {"kind": kind, **ALL})
     operator = api.holding("Operator", DB)
-    previewed = operator.call("POST", "/requests/preview", {"ask": "restart", "vms": ["db"]}).content.decode()
-    receipt = operator.post("/requests", {"ask": "restart", "vms": ["db"]})
+    previewed = operator.call("POST", "/requests/preview", {"operation": "restart", "vms": ["db"]}).content.decode()
+    receipt = operator.post("/requests", {"operation": "restart", "vms": ["db"]})
     (event,) = receipt["events"]
     api.post(f"/events/{event['id']}/approve")
     own = api.get("/events?vm=db&all=true")["events"]

@@ -12,8 +12,8 @@ from tests.support.webhook_receiver import WebhookReceiver
 
 NEW = {
     "url": "https://example.org/hook?code=password",
-    "happenings": ["Completed", "Started"],
-    "over": "/subscriptions/sub",
+    "statuses": ["Completed", "Started"],
+    "resource": "/subscriptions/sub",
 }
 
 
@@ -34,10 +34,15 @@ def test_a_webhook_is_shown_with_its_filter_and_delivery_state(api: Any) -> None
     api.restart_of("db")
     (shown,) = api.get("/webhooks")["webhooks"]
     assert shown["url"] == "https://example.org/hook?…"
-    assert (shown["schema"], shown["over"], shown["opted_in_only"]) == ("eventgrid", "/subscriptions/sub", False)
-    assert shown["happenings"] == ["Started", "Completed"]
-    assert (shown["by"], shown["at"]) == ("local user ann", time_text(api.world.now))
-    assert (shown["told_ago_s"], shown["failures"], shown["error"], shown["next_try_in_s"]) == (None, 0, "", None)
+    assert (shown["schema"], shown["resource"], shown["opted_in_only"]) == ("eventgrid", "/subscriptions/sub", False)
+    assert shown["statuses"] == ["Started", "Completed"]
+    assert (shown["created_by"], shown["created_at"]) == ("local user ann", time_text(api.world.now))
+    assert (shown["last_delivery_ago_s"], shown["failures"], shown["error"], shown["next_attempt_in_s"]) == (
+        None,
+        0,
+        "",
+        None,
+    )
     assert (shown["pending"], shown["pending_at_least"]) == (0, False)
 
 
@@ -58,13 +63,13 @@ OVER = [
 
 @pytest.mark.parametrize(("name", "resource"), OVER)
 def test_the_resource_of_a_webhook_may_be_given_by_name(api: Any, name: str, resource: str) -> None:
-    added = api.post("/webhooks", {"url": "https://example.org", "over": name})
-    assert added["over"] == f"/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/{resource}"
+    added = api.post("/webhooks", {"url": "https://example.org", "resource": name})
+    assert added["resource"] == f"/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/{resource}"
 
 
 @pytest.mark.parametrize(("name", "status"), [("nothing", 404), ("/nothing", 400)])
 def test_an_unknown_or_invalid_resource_is_refused(api: Any, name: str, status: int) -> None:
-    found = api.refused("POST", "/webhooks", {"url": "https://example.org", "over": name})
+    found = api.refused("POST", "/webhooks", {"url": "https://example.org", "resource": name})
     assert found[0] == status
     assert repr(name) in found[2]
 

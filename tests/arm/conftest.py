@@ -68,7 +68,9 @@ class Arm(Caller):
 
     def holding(self, role: Role, *over: str, name: str = "client ci") -> Caller:
         """A caller with this role over these resources; over none, a caller without any role."""
-        grants = tuple(Grant(id=f"g{n}", role=role, to="client:ci", over=resource) for n, resource in enumerate(over))
+        grants = tuple(
+            Grant(id=f"g{n}", role=role, principal="client:ci", resource=resource) for n, resource in enumerate(over)
+        )
         return Caller(self, Principal(id="client:ci", name=name, grants=grants))
 
     def stored(self) -> Any:

@@ -22,7 +22,7 @@ VERSION = "api-version=2024-07-01"
 
 def asked(arm: Any) -> list[tuple[str, tuple[str, ...], str]]:
     """All requests: operation, targets and requester."""
-    return [(request.ask, request.targets, request.who) for request in arm.world.store.requests()]
+    return [(request.operation, request.targets, request.requested_by) for request in arm.world.store.requests()]
 
 
 def test_a_restart_becomes_an_event_and_an_operation_that_can_be_followed(arm: Any) -> None:

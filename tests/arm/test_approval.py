@@ -44,8 +44,8 @@ def test_an_approved_event_starts_and_the_history_names_who_approved_it(arm: Any
     answer = arm.holding(Role.SCHEDULED_EVENT_CONTRIBUTOR, DB).call("POST", acknowledge(DB, event))
     assert (answer.status, answer.json) == (200, APPROVED)
     assert status(arm, event) is EventState.STARTED
-    (entry,) = [entry for entry in arm.world.store.history(event_id=event.id) if entry.what is EntryKind.APPROVED]
-    assert (entry.who, entry.text) == ("client ci", "client ci approved Reboot of db")
+    (entry,) = [entry for entry in arm.world.store.history(event_id=event.id) if entry.kind is EntryKind.APPROVED]
+    assert (entry.actor, entry.text) == ("client ci", "client ci approved Reboot of db")
 
 
 def test_the_approval_path_is_matched_without_case(arm: Any) -> None:

@@ -44,7 +44,7 @@ def names(answer: Any) -> list[str]:
 
 
 def requested(arm: Any) -> list[tuple[str, tuple[str, ...]]]:
-    return [(request.ask, request.targets) for request in arm.world.store.requests()]
+    return [(request.operation, request.targets) for request in arm.world.store.requests()]
 
 
 def filtered(resource: str) -> str:

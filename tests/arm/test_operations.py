@@ -195,7 +195,7 @@ def test_an_operation_that_was_done_in_part_succeeds(arm: Any) -> None:
 def test_an_operation_with_a_skipped_part_succeeds_and_says_why_it_was_skipped(arm: Any) -> None:
     operation = OperationClient(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0"]})
     request_id = the_event(arm).request_id
-    skipped = HistoryEntry(at=0, what=EntryKind.SKIPPED, text="pool_9 has no host to go to", request_id=request_id)
+    skipped = HistoryEntry(at=0, kind=EntryKind.SKIPPED, text="pool_9 has no host to go to", request_id=request_id)
     arm.world.do(arm.world.store.commit(Commit(entries=(skipped,))))
     assert operation.status == "InProgress"
     arm.world.advance(20 * 60)

@@ -32,7 +32,7 @@ class AzureService:
         self.arm = arm_of(sign_in=sign_in, hosts=fleet.hosts, vms=fleet.vms)
         self._secret = self.arm.api.post("/access/clients", {"id": "scripts"})["secret"]
         for role in (Role.OPERATOR, Role.SCHEDULED_EVENT_CONTRIBUTOR):
-            self.arm.api.post("/access/grants", {"role": role, "to": "scripts", "over": GROUP})
+            self.arm.api.post("/access/grants", {"role": role, "principal": "scripts", "resource": GROUP})
         self._client = self.arm.behind(BearerAuthenticator(sign_in=sign_in, store=self.arm.world.store))
         self._advances = advances
         self.token = ""

@@ -35,7 +35,7 @@ def big(arm: Any) -> Any:
 
 
 def asked(arm: Any) -> list[tuple[str, tuple[str, ...]]]:
-    return [(request.ask, request.targets) for request in arm.world.store.requests()]
+    return [(request.operation, request.targets) for request in arm.world.store.requests()]
 
 
 def hit(arm: Any) -> list[str]:

@@ -67,7 +67,7 @@ class SignInService:
         self.world.do(self.world.store.commit(Commit(**parts)))
 
     def grant(self, role: Role, over: str, to: str = client_principal("ci")) -> None:
-        self.commit(grants=(Grant(id=f"{role} {to}", role=role, to=to, over=over),))
+        self.commit(grants=(Grant(id=f"{role} {to}", role=role, principal=to, resource=over),))
 
     def ask(self, path: str = "/adfs/oauth2/token", headers: dict[str, str] | None = None, **fields: str | None) -> Any:
         """Requests a token with these form fields changed; None leaves one out."""

@@ -53,7 +53,7 @@ def update(arm: Any, method: str, target: str, body: Any) -> Any:
 
 
 def fleet_entries(arm: Any) -> list[str]:
-    return [entry.text for entry in arm.world.store.history() if entry.what is EntryKind.FLEET][1:]
+    return [entry.text for entry in arm.world.store.history() if entry.kind is EntryKind.FLEET][1:]
 
 
 @pytest.mark.parametrize("target", EVERY)
@@ -280,7 +280,7 @@ def test_the_history_shows_a_change_to_its_author(arm: Any) -> None:
     ci = arm.holding(Role.OPERATOR, POOL)
     update(ci, "PATCH", POOL, {"tags": {"a": "b"}})
     entries = ci.get("/forewarn/v1/history")["entries"]
-    assert [entry["text"] for entry in entries if entry["what"] == "fleet"] == ["client ci set the tags of pool to a=b"]
+    assert [entry["text"] for entry in entries if entry["kind"] == "fleet"] == ["client ci set the tags of pool to a=b"]
 
 
 def test_the_scale_set_that_az_puts_is_accepted(arm: Any) -> None:

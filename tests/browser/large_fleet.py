@@ -56,12 +56,14 @@ def populate_large_fleet(console: WebService) -> dict[str, str]:
 
     for vm in ("db-0", "db-1", "db-2", "web-0", "cache-0", "batch-worker-0"):
         service.poll(vm)
-    over = post("/requests", {"ask": "restart", "vms": [f"db-{n}" for n in range(8)]})["events"]
+    over = post("/requests", {"operation": "restart", "vms": [f"db-{n}" for n in range(8)]})["events"]
     console.approve_all("db-1")
     service.advance(1200)
-    withdrawn = post("/requests", {"ask": "restart", "vms": ["cache-0"]})["events"][0]["id"]
+    withdrawn = post("/requests", {"operation": "restart", "vms": ["cache-0"]})["events"][0]["id"]
     post(f"/events/{withdrawn}/withdraw", {"reason": "wrong VM"})
-    pending = post("/requests", {"ask": "redeploy", "vms": ["db-0", *(f"batch-worker-{n}" for n in range(1, 20))]})
+    pending = post(
+        "/requests", {"operation": "redeploy", "vms": ["db-0", *(f"batch-worker-{n}" for n in range(1, 20))]}
+    )
     rollout = post("/rollouts", {"impact": "reboot", "scope": "web"})
     post("/rollouts", {"impact": "update", "hosts": ["host-7", "host-8"]})
     post("/hosts/host-9/degrade", {"in_s": 3600})

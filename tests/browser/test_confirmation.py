@@ -30,7 +30,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebService]:
 @pytest.fixture
 def event(console: WebService) -> str:
     """The id of a scheduled event of db-1 that nobody has approved."""
-    answer = console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-1"]})
+    answer = console.service.api("POST", "/requests", {"operation": "restart", "vms": ["db-1"]})
     if answer.status < 300:
         return str(answer.json["events"][0]["id"])
     events = console.service.api("GET", "/events").json["events"]
@@ -40,7 +40,7 @@ def event(console: WebService) -> str:
 def requests(console: WebService) -> int:
     """How many requests the service has accepted."""
     history = console.service.api("GET", "/history?limit=10000").json["entries"]
-    return sum(entry["what"] == "requested" for entry in history)
+    return sum(entry["kind"] == "requested" for entry in history)
 
 
 def approved_at(console: WebService, event: str) -> Any:

@@ -104,7 +104,7 @@ def open_waves(page: Page) -> None:
 
 def test_a_countdown_runs_in_lab_time(console: WebService, admin: Callable[..., BrowserUser]) -> None:
     console.service.api("POST", "/clock/speed", {"speed": 0})
-    event = console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]}).json["events"][0]["id"]
+    event = console.service.api("POST", "/requests", {"operation": "restart", "vms": ["db-0"]}).json["events"][0]["id"]
     page = admin(console, to=f"/portal/events/{event}").page
     countdown = page.locator(".status-card .countdown")
     expect(countdown).to_have_text(re.compile("^15 min( 1 s)?$"))
@@ -119,7 +119,7 @@ def test_a_countdown_runs_in_lab_time(console: WebService, admin: Callable[..., 
 
 
 def test_a_short_id_is_copied_whole(shared: WebService, admin: Callable[..., BrowserUser]) -> None:
-    answer = shared.service.api("POST", "/requests", {"ask": "restart", "vms": ["web-5"]})
+    answer = shared.service.api("POST", "/requests", {"operation": "restart", "vms": ["web-5"]})
     event = answer.json["events"][0]["id"]
     user = admin(shared, to=f"/portal/events/{event}")
     page = user.page

@@ -81,10 +81,10 @@ def populate(console: WebService) -> dict[str, str]:
 
     for vm in ("db-0", "db-1", "web-0"):
         service.poll(vm)
-    over = post("/requests", {"ask": "restart", "vms": ["db-1"]})["events"][0]["id"]
+    over = post("/requests", {"operation": "restart", "vms": ["db-1"]})["events"][0]["id"]
     service.approve("db-1", over)
     service.advance(900)
-    pending = post("/requests", {"ask": "redeploy", "vms": ["db-0"]})
+    pending = post("/requests", {"operation": "redeploy", "vms": ["db-0"]})
     post("/budgets", {"name": "scopes", "max_vms": 1, "per": "scope"})
     rollout = post("/rollouts", {"impact": "reboot", "scope": "web"})
     post("/rollouts/standing-order", {"within_s": 30 * 86_400})

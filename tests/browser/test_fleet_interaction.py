@@ -39,7 +39,7 @@ def test_a_filter_by_state_is_live(console: WebService, admin: Callable[..., Bro
     page = admin(console).page
     page.get_by_role("link", name=re.compile(r"event scheduled \d")).click()
     expect(page.get_by_text('No VM in the state "event scheduled"')).to_be_visible()
-    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+    console.service.api("POST", "/requests", {"operation": "restart", "vms": ["db-0"]})
     expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
     expect(page.locator("[data-count=noticed]")).to_have_text("1")
     expect(page.locator("[data-count=running]")).to_have_text("12")
@@ -63,7 +63,7 @@ def test_the_update_domain_under_maintenance_is_marked_in_words(
     console: WebService, admin: Callable[..., BrowserUser]
 ) -> None:
     page = admin(console).page
-    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["web-1"]})
+    console.service.api("POST", "/requests", {"operation": "restart", "vms": ["web-1"]})
     console.service.api("POST", "/clock/advance", {"by_s": 900})
     expect(page.get_by_role("rowheader", name="UD 1 FD 1 , under maintenance")).to_be_visible()
     expect(page.get_by_text("update domain 1 under maintenance")).to_be_visible()

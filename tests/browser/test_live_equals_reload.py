@@ -53,7 +53,7 @@ def test_an_open_page_shows_what_a_reloaded_one_does(
 ) -> None:
     post(console, "/clock/speed", {"speed": 0})
     rollout = post(console, "/rollouts", {"impact": "reboot", "scope": "web"})
-    first = post(console, "/requests", {"ask": "restart", "vms": ["db-0"]})
+    first = post(console, "/requests", {"operation": "restart", "vms": ["db-0"]})
     vms = {vm["name"]: vm for vm in console.service.api("GET", "/fleet").json["vms"]}
     names = {
         "scope": vms["web-0"]["scope"],
@@ -70,7 +70,7 @@ def test_an_open_page_shows_what_a_reloaded_one_does(
         post(console, f"/events/{event['id']}/approve", {})
     post(console, "/faults", {"kind": "slow-body", "vm": "db-0", "count": 1000})
     console.service.advance(300)
-    post(console, "/requests", {"ask": "redeploy", "vms": ["db-1"]})
+    post(console, "/requests", {"operation": "redeploy", "vms": ["db-1"]})
     fresh = page.context.new_page()
     fresh.goto(page.url)
     after = text_of(fresh)

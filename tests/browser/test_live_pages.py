@@ -23,7 +23,7 @@ def test_a_scheduled_event_is_shown_without_a_reload(console: WebService, admin:
     cell = page.get_by_role("link", name="db-0, running")
     expect(cell).to_be_visible()
     page.evaluate("window.unchanged = true")
-    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+    console.service.api("POST", "/requests", {"operation": "restart", "vms": ["db-0"]})
     expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
     assert page.evaluate("window.unchanged")
 
@@ -49,7 +49,7 @@ def test_a_hold_and_its_end_are_shown_without_a_reload(
 
 
 def test_a_delivery_is_shown_without_a_reload(console: WebService, admin: Callable[..., BrowserUser]) -> None:
-    response = console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]}).json
+    response = console.service.api("POST", "/requests", {"operation": "restart", "vms": ["db-0"]}).json
     page = admin(console, to=f"/portal/events/{response['events'][0]['id']}").page
     expect(page.get_by_text("It was not delivered to db-0 yet")).to_be_visible()
     console.service.poll("db-0")
@@ -57,7 +57,7 @@ def test_a_delivery_is_shown_without_a_reload(console: WebService, admin: Callab
 
 
 def test_a_page_with_a_wrong_filter_is_kept_up_to_date(console: WebService, admin: Callable[..., BrowserUser]) -> None:
-    response = console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]}).json
+    response = console.service.api("POST", "/requests", {"operation": "restart", "vms": ["db-0"]}).json
     user = admin(console, to=f"/portal/events/{response['events'][0]['id']}?page=99")
     expect(user.page.locator(".filter-problem")).to_contain_text("Page 99 does not exist")
     expect(user.page.get_by_text("It was not delivered to db-0 yet")).to_be_visible()
@@ -92,7 +92,7 @@ def test_a_lost_connection_is_shown_and_restored(console: WebService, admin: Cal
     console.service.kill()
     expect(banner).to_have_text("Connection lost. Reconnecting … This page may be out of date.")
     console.service.start()
-    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+    console.service.api("POST", "/requests", {"operation": "restart", "vms": ["db-0"]})
     expect(banner).to_be_hidden()
     expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
     user.clear_errors()
@@ -143,7 +143,7 @@ def test_pages_are_live_over_tls_too(console: WebService, new_user: Callable[...
     user = replace(new_user(console, ignore_https_errors=True), base=console.base_url)
     page = user.sign_in(*console.admin_credentials, to="/portal/fleet")
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
-    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+    console.service.api("POST", "/requests", {"operation": "restart", "vms": ["db-0"]})
     expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
     (cookie,) = page.context.cookies()
     assert cookie["name"].startswith("__Host-")
@@ -174,7 +174,7 @@ def test_a_hidden_page_holds_no_connection_and_catches_up(
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
     with page.expect_event("requestfailed", lambda request: "/portal/live" in request.url):
         page.evaluate(SET_VISIBILITY, "hidden")
-    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+    console.service.api("POST", "/requests", {"operation": "restart", "vms": ["db-0"]})
     with page.expect_request(lambda request: "/portal/live?after=" in request.url):
         page.evaluate(SET_VISIBILITY, "visible")
     expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
@@ -190,7 +190,7 @@ def test_windows_beyond_the_stream_slots_wait_for_one(console: WebService, admin
     for page in pages[:4]:
         page.close()
     expect(crowded.locator("#banner")).to_be_hidden()
-    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+    console.service.api("POST", "/requests", {"operation": "restart", "vms": ["db-0"]})
     expect(crowded.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
 
 

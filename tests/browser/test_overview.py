@@ -16,7 +16,7 @@ pytestmark = pytest.mark.portal
 
 
 def restart(console: WebService, *vms: str) -> str:
-    answer = console.service.api("POST", "/requests", {"ask": "restart", "vms": list(vms)})
+    answer = console.service.api("POST", "/requests", {"operation": "restart", "vms": list(vms)})
     assert answer.status < 300, answer.body
     event: str = answer.json["events"][0]["id"]
     return event
@@ -58,7 +58,7 @@ def test_an_event_is_followed_from_its_schedule_to_its_end(
 def test_a_countdown_of_seven_days_reads_as_seven_days_and_always_as_a_phrase(
     console: WebService, admin: Callable[..., BrowserUser]
 ) -> None:
-    answer = console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"], "notice_s": 7 * 86_400})
+    answer = console.service.api("POST", "/requests", {"operation": "restart", "vms": ["db-0"], "notice_s": 7 * 86_400})
     assert answer.status < 300, answer.body
     restart(console, "db-1")
     page = overview(admin, console)

@@ -24,7 +24,7 @@ def restarting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebService]
 
 
 def request_restart(console: WebService, vm: str) -> str:
-    response = console.service.api("POST", "/requests", {"ask": "restart", "vms": [vm]}).json
+    response = console.service.api("POST", "/requests", {"operation": "restart", "vms": [vm]}).json
     return str(response["events"][0]["id"])
 
 

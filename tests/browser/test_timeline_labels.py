@@ -57,10 +57,10 @@ def populate_small_fleet(console: WebService) -> None:
     for vm in ("db-0", "web-0"):
         service.poll(vm)
     for _ in range(2):  # two events that differ only in their time
-        service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+        service.api("POST", "/requests", {"operation": "restart", "vms": ["db-0"]})
         console.approve_all("db-0")
         service.advance(300)
-    service.api("POST", "/requests", {"ask": "redeploy", "vms": ["db-1"]})
+    service.api("POST", "/requests", {"operation": "redeploy", "vms": ["db-1"]})
     service.api("POST", "/rollouts", {"impact": "reboot", "scope": "web"})
 
 

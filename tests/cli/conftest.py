@@ -128,7 +128,7 @@ class Lab(Command):
             seq, seen = after, False
             while not seen:
                 page = api.get("history", query={"after": seq, "wait_s": 20})
-                seq, seen = page["seq"], any(entry["what"] == what for entry in page["entries"])
+                seq, seen = page["seq"], any(entry["kind"] == what for entry in page["entries"])
             then(api)
 
         thread = threading.Thread(target=watch, daemon=True)
@@ -268,7 +268,7 @@ def refusal(code: str, status: int) -> ScriptedReply:
     return json_reply({"error": {"code": code, "message": f"a sentence about {code}"}}, status=status)
 
 
-ME = {"id": "client:ci", "name": "client ci", "grants": [{"id": "g", "role": "Reader", "over": "/"}]}
+ME = {"id": "client:ci", "name": "client ci", "grants": [{"id": "g", "role": "Reader", "resource": "/"}]}
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ GROUP = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/lab"
 
 
 def grants(lab: Any) -> list[tuple[str, str, str]]:
-    return [(grant["role"], grant["to"], grant["over"]) for grant in lab.json("access", "show")["grants"]]
+    return [(grant["role"], grant["principal"], grant["resource"]) for grant in lab.json("access", "show")["grants"]]
 
 
 def test_the_cli_offers_exactly_the_roles_of_the_service() -> None:
@@ -62,8 +62,8 @@ def test_a_secret_can_go_into_a_file_instead(lab: Any, tmp_path: Path) -> None:
 def test_a_role_is_granted_over_the_given_resource(lab: Any, arguments: list[str], over: str, called: str) -> None:
     lab.good("access", "client", "add", "ci")
     granted = lab.json("access", "grant", "operator", "--to", "ci", *arguments)
-    assert (granted["role"], granted["to"]) == ("Operator", "client:ci")
-    assert granted["over"].endswith(over)
+    assert (granted["role"], granted["principal"]) == ("Operator", "client:ci")
+    assert granted["resource"].endswith(over)
     assert len(grants(lab)) == 1
     message = lab.good("access", "revoke", granted["id"][:8])
     assert message == f"client ci no longer has the role Operator over {called}.\n"
@@ -71,9 +71,9 @@ def test_a_role_is_granted_over_the_given_resource(lab: Any, arguments: list[str
 
 
 def test_a_role_is_granted_to_a_vm_or_an_external_user(lab: Any) -> None:
-    assert lab.json("access", "grant", "Reader", "--to-vm", "web", "--over-vm", "web")["to"].startswith("vm:")
+    assert lab.json("access", "grant", "Reader", "--to-vm", "web", "--over-vm", "web")["principal"].startswith("vm:")
     granted = lab.json("access", "grant", "Reader", "--to-external", "ann@example.org", "--everything")
-    assert granted["to"] == "oidc:ann@example.org"
+    assert granted["principal"] == "oidc:ann@example.org"
 
 
 def test_removing_a_client_shows_how_many_grants_go_with_it(lab: Any) -> None:

@@ -77,7 +77,7 @@ def wait_for(data: Path, what: str, event_id: str) -> dict[str, Any]:
     api, seq, seen = ApiClient(LocalTransport(data)), 0, False
     while not seen:
         page = api.get("history", query={"event": event_id, "after": seq, "wait_s": 20})
-        seq, seen = page["seq"], any(entry["what"] == what for entry in page["entries"])
+        seq, seen = page["seq"], any(entry["kind"] == what for entry in page["entries"])
     return api.get("events", event_id)
 
 

@@ -23,7 +23,7 @@ def test_a_rollout_and_its_explanation_name_the_budget_that_they_wait_for(lab: A
     assert wait in " ".join(lab.good("rollout", "show", view["id"]).split())
     assert f"It waits: {wait}." in " ".join(lab.good("explain", view["id"]).split())
     (group,) = lab.json("budget", "list")["budgets"][0]["groups"]
-    assert (group["out"], group["limit"], group["reserved"], group["rollouts"]) == (1, 1, 1, [view["id"]])
+    assert (group["out_of_service"], group["limit"], group["reserved"], group["rollouts"]) == (1, 1, 1, [view["id"]])
     assert "1 of 1, 1 reserved (" in lab.good("budget", "list")
 
 

@@ -34,7 +34,7 @@ class LongHistory:
         query = {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
         first = int(query["after"]) + 1
         last = min(self.length, first + int(query["limit"]) - 1)
-        entries = [{"at": 0, "what": "noted", "who": "", "text": f"entry {n}"} for n in range(first, last + 1)]
+        entries = [{"at": 0, "kind": "noted", "actor": "", "text": f"entry {n}"} for n in range(first, last + 1)]
         return HttpAnswer(200, json.dumps({"entries": entries, "seq": last}).encode(), 0.0)
 
 
@@ -86,7 +86,7 @@ def test_advancing_the_clock_prints_what_happened_meanwhile(lab: Any) -> None:
 def test_advancing_the_clock_in_json_lists_what_happened_meanwhile(lab: Any) -> None:
     lab.good("restart", "web")
     entries = lab.json("clock", "advance", "16m")["entries"]
-    assert [entry["what"] for entry in entries] == ["started", "performed", "finished"]
+    assert [entry["kind"] for entry in entries] == ["started", "performed", "finished"]
 
 
 def test_the_clock_shows_its_speed(lab: Any) -> None:

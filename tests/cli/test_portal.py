@@ -19,8 +19,8 @@ def test_the_portal_link_is_the_whole_output(lab: Any) -> None:
 
 def test_the_portal_link_in_json_has_its_user_and_expiry(lab: Any) -> None:
     message = lab.json("portal")
-    assert set(message) == {"url", "signs_in", "ends_at"}
-    assert message["signs_in"] == "local user ann"  # this service has no administrator
+    assert set(message) == {"url", "user", "ends_at"}
+    assert message["user"] == "local user ann"  # this service has no administrator
 
 
 def test_a_browser_is_started_with_a_private_file_instead_of_the_link(lab: Any, tmp_path: Path) -> None:
@@ -40,6 +40,6 @@ def test_a_browser_is_started_with_a_private_file_instead_of_the_link(lab: Any, 
 
 def test_a_portal_link_of_a_remote_service_has_the_address_that_was_used(signed_in: Any, remote_service: Any) -> None:
     remote_service.set_replies(
-        json_reply({"url": "http://localhost:1/portal/sign-in/once/abc", "signs_in": "ci", "ends_at": 1.0})
+        json_reply({"url": "http://localhost:1/portal/sign-in/once/abc", "user": "ci", "ends_at": 1.0})
     )
     assert signed_in.good("portal", "--profile", "lab").strip() == f"{remote_service.url}/portal/sign-in/once/abc"

@@ -75,7 +75,7 @@ def test_a_mistake_in_a_file_is_named_with_its_line(lab: Any, file: Path) -> Non
 
 
 def plan_sentences(lab: Any, *options: str) -> str:
-    return " ".join(lab.json("rollout", "plan", *options)["sentences"])
+    return " ".join(lab.json("rollout", "plan", *options)["summary"])
 
 
 def test_a_plan_names_the_hold_that_is_in_force(lab: Any) -> None:
@@ -96,7 +96,7 @@ def test_a_plan_names_the_budget_that_blocks_it(lab: Any) -> None:
 def test_a_plan_names_the_rollout_that_does_the_same_work(lab: Any) -> None:
     rollout = lab.json("rollout", "start", "--everything")["id"]
     plan = lab.json("rollout", "plan", "--everything")
-    text = " ".join(plan["sentences"])
+    text = " ".join(plan["summary"])
     assert f"shared with rollout {rollout[:8]}, which does the same work." in text
     assert "never start" not in text
     assert list(plan["shared"]) == [rollout]

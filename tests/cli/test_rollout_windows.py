@@ -27,7 +27,7 @@ def test_a_rollout_shows_its_windows(lab: Any) -> None:
 def test_a_deadline_may_be_a_duration_from_now(lab: Any) -> None:
     view = lab.json("rollout", "start", "--scope", "db", "--window", "2099-01-03T02:00 4h", "--deadline", "2d")
     (event,) = lab.json("rollout", "show", view["id"])["events"]
-    assert parse_time(event["not_before"]) == pytest.approx(parse_time(view["at"]) + 2 * 86_400, abs=2)
+    assert parse_time(event["not_before"]) == pytest.approx(parse_time(view["requested_at"]) + 2 * 86_400, abs=2)
 
 
 @pytest.mark.parametrize(

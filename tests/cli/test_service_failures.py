@@ -63,7 +63,7 @@ def test_problems_of_a_file_in_json_have_their_lines(lab: Any, tmp_path: Path) -
         error = json.loads(lab.refused("fleet", "check", str(bad), "--json", "--data", data))["error"]
         assert error["code"] == "Rejected"
         assert 2 in [problem["line"] for problem in error["problems"]]
-        assert set(error["problems"][0]) == {"line", "what", "remedy"}
+        assert set(error["problems"][0]) == {"line", "message", "remedy"}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_the_administrator_signs_in_remotely(owner: Any, service: ServiceProcess
     owner.env["FOREWARN_PROFILE"] = "admin"
     me = owner.json("whoami")
     assert (me["service"], me["id"]) == (url, "client:admin")
-    assert [(grant["role"], grant["over"]) for grant in me["grants"]] == [("Administrator", "/")]
+    assert [(grant["role"], grant["resource"]) for grant in me["grants"]] == [("Administrator", "/")]
     event = owner.json("restart", "web-0")["events"][0]["id"]
     owner.good("approve", event)
     message = owner.good("history", "--event", event)

@@ -51,7 +51,7 @@ def test_the_examples_run(number: int, step_s: float, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     with ServiceProcess(data=tmp_path / "d") as service:
-        service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
+        service.api("POST", "/requests", {"operation": "restart", "vms": ["web-0"]})
         with redirect_stdout(printed), advancing_clock(service, step_s):
             exec(EXAMPLES[number].replace(":8254", f":{service.port}"), {"__name__": "example"})  # noqa: S102
     assert re.fullmatch(PRINTED[number], printed.getvalue()), printed.getvalue()

@@ -36,7 +36,7 @@ print(json.dumps([str(client.discover()), client.name(), [event.kind for event i
 )
 def test_a_client_in_a_vm_discovers_its_endpoint(tmp_path: Path, options: tuple[str, ...], endpoint: str) -> None:
     with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
-        service.api("POST", "/requests", {"ask": "restart", "vms": ["web-1"]})
+        service.api("POST", "/requests", {"operation": "restart", "vms": ["web-1"]})
         result = service.forewarn("vm", "run", "web-1", "--isolated", *options, "--", sys.executable, "-c", PROGRAM)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == [endpoint, "web-1", ["Reboot"], endpoint]

@@ -147,7 +147,7 @@ def _value(condition: Callable[[], Any]) -> Any:
 
 def request_reapply(node: ServiceProcess, key: str, vm: str = "db") -> HttpAnswer:
     """Ask for something that can be asked for any number of times, with this key."""
-    return node.api("POST", "/requests", {"ask": "reapply", "vms": [vm]}, {"Idempotency-Key": key})
+    return node.api("POST", "/requests", {"operation": "reapply", "vms": [vm]}, {"Idempotency-Key": key})
 
 
 def printed(done: subprocess.CompletedProcess[str]) -> Any:

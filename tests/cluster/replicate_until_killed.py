@@ -28,7 +28,7 @@ async def commit_forever(store: ReplicatedStore, scope_id: str) -> None:
     while True:
         scope = store.scope(scope_id) or Scope(id=scope_id)
         text = f"{scope_id}:{scope.version + 1}"
-        entry = HistoryEntry(at=0.0, what=EntryKind.SERVICE, text=text, scope_id=scope_id)
+        entry = HistoryEntry(at=0.0, kind=EntryKind.SERVICE, text=text, scope_id=scope_id)
         try:
             await store.commit(Commit(scopes=(scope,), entries=(entry,)))
         except MustStop:

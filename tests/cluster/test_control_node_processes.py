@@ -50,7 +50,7 @@ def test_control_passes_from_a_killed_node_and_nothing_acknowledged_is_lost(clus
     print(f"accepted {time.monotonic() - killed_at:.1f} s after the active node was killed")
     assert again == acknowledged[0]  # the same request as before
     entries = second.api("GET", "/history").json["entries"]
-    assert {entry["request_id"] for entry in entries if entry["what"] == "requested"} == set(acknowledged)
+    assert {entry["request_id"] for entry in entries if entry["kind"] == "requested"} == set(acknowledged)
     until(lambda: cluster.active() == "c2", "c2 is active")
     until(lambda: "control passed from c1 to c2, term 2, after " in second.forewarn("history").stdout, "it is recorded")
 

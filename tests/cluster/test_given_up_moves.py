@@ -197,7 +197,7 @@ class Walk:
             scope_id="lab",
             request_id="r",
             cause=Cause.HOST_FAILED,
-            who="ann",
+            requested_by="ann",
             vms=("web",),
             published_at=0.0,
             not_before=0.0,

@@ -76,7 +76,7 @@ class RealCluster:
 
     def request(self, operation: str, vm: str) -> str:
         """Request an operation on a VM; returns the id of its event."""
-        answer = self.service.api("POST", "/requests", {"ask": operation, "vms": [vm]})
+        answer = self.service.api("POST", "/requests", {"operation": operation, "vms": [vm]})
         assert answer.status in (200, 201, 202), answer.body
         wait_until(lambda: self.live_events(vm))
         return str(self.live_events(vm)[-1]["id"])

@@ -159,7 +159,7 @@ def test_a_failed_move_is_settled_however_many_events_its_scope_had_since() -> N
             scope_id=scope_id,
             request_id="r",
             cause=Cause.HOST_FAILED,
-            who="ann",
+            requested_by="ann",
             vms=("web",),
             published_at=0.0,
             not_before=0.0,

@@ -146,16 +146,6 @@ def test_a_database_without_tables_names_the_command_that_creates_them(new_datab
         open_record(new_database("empty"))
 
 
-def test_an_older_schema_names_the_command_that_updates_it(
-    servers: ServerPair, new_database: Callable[[str], str]
-) -> None:
-    url = new_database("older")
-    migrate_record(url)
-    servers.query("UPDATE alembic_version SET version_num = '0004'", database="older")
-    with pytest.raises(Refused, match=f"has schema revision 0004, and this forewarn needs {REVISION}: run"):
-        open_record(url)
-
-
 def test_a_database_of_another_encoding_is_refused(servers: ServerPair, new_database: Callable[..., str]) -> None:
     url = new_database("latin", "ENCODING 'LATIN1' TEMPLATE template0")
     with pytest.raises(Refused, match="has the encoding LATIN1"):

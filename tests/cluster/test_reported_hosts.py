@@ -93,7 +93,7 @@ async def listing_nodes(world: ClusterWorld) -> AsyncGenerator[dict[str, Listing
 
 
 def recorded(world: ClusterWorld) -> list[str]:
-    return [entry.text for entry in world.store.history() if entry.what is EntryKind.UNANNOUNCED]
+    return [entry.text for entry in world.store.history() if entry.kind is EntryKind.UNANNOUNCED]
 
 
 def test_moves_go_to_a_host_whose_node_reports_enough_memory() -> None:

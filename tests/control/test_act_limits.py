@@ -61,7 +61,7 @@ def an_event(acts: Sequence[Act]) -> Event:
         scope_id="set:s/g/web",
         request_id="r",
         cause=Cause.USER_RESTART,
-        who="ann",
+        requested_by="ann",
         vms=tuple(act.name for act in acts),
         published_at=0,
         not_before=0,

@@ -62,8 +62,8 @@ def test_a_repeated_approval_writes_nothing(world: World, store: UnwritableStore
     assert approve(world, event.id, "NEVER-WAS") == "NEVER-WAS"
     store.rejects_writes = False
 
-    approvals = [entry for entry in store.history(event_id=event.id) if entry.what is EntryKind.APPROVED]
-    assert [entry.who for entry in approvals] == ["web-0"]
+    approvals = [entry for entry in store.history(event_id=event.id) if entry.kind is EntryKind.APPROVED]
+    assert [entry.actor for entry in approvals] == ["web-0"]
 
 
 def test_an_approval_that_cannot_be_written_fails(world: World, store: UnwritableStore) -> None:
@@ -73,4 +73,4 @@ def test_an_approval_that_cannot_be_written_fails(world: World, store: Unwritabl
         approve(world, first.id)
     store.rejects_writes = False
     assert approve(world, first.id) is None
-    assert [entry.what for entry in store.history(event_id=first.id)].count(EntryKind.APPROVED) == 1
+    assert [entry.kind for entry in store.history(event_id=first.id)].count(EntryKind.APPROVED) == 1

@@ -251,7 +251,7 @@ def test_a_rollout_stops_if_the_windows_of_a_hosts_vms_never_meet(make_world: Ma
     world.advance(A_DAY)
     assert [event.vms for event in world.events()] == [("free",)]
     assert state_of(world, request).progress is RolloutState.STOPPED
-    assert state_of(world, request).why == "no maintenance window follows in which the other VMs could start"
+    assert state_of(world, request).reason == "no maintenance window follows in which the other VMs could start"
 
 
 def test_live_migrations_on_one_host_start_each_in_its_own_window(make_world: MakeWorld) -> None:
@@ -355,7 +355,7 @@ def test_a_rollout_stops_if_a_vm_joins_a_gate_whose_windows_its_own_never_meet(m
     request = start_on(world, "h1")
     move_to(world, "web", "h1")
     assert state_of(world, request).progress is RolloutState.STOPPED
-    assert state_of(world, request).why == "no maintenance window follows in which the other VMs could start"
+    assert state_of(world, request).reason == "no maintenance window follows in which the other VMs could start"
 
 
 def test_an_approval_starts_an_event_before_the_window_of_its_configuration(make_world: MakeWorld) -> None:

@@ -73,7 +73,7 @@ def roll_out(
 ) -> tuple[list[EventFields], list[EventFields]]:
     """Preview a rollout, run it, and return the predicted and the actual events."""
     before = world.store.history()
-    how: Any = {"who": "ann", "notice_s": notice_s, "short_notice": short_notice}
+    how: Any = {"requested_by": "ann", "notice_s": notice_s, "short_notice": short_notice}
     result = world.do(dry_run_rollout(world.control, rollout, **how))
     assert world.store.history() == before
     request = world.do(world.control.rollout_requests.start(rollout, **how))
@@ -226,7 +226,7 @@ def test_a_preview_says_what_happens_at_once_without_an_event_and_why(worlds: li
     """Spec §8.2: a scope without polls for a day has no events."""
     worlds.append(world := World(vms=[a_vm("db")], hosts=[a_host("h1")], policy=Policy()))
     result = preview(world, RequestedOperation.RESTART, "db")
-    assert result.sentences == (
+    assert result.summary == (
         "reboot of db at once, without an event: "
         "no VM of the scope has polled within 24 h, so scheduled events are disabled there.",
     )
@@ -236,7 +236,7 @@ def test_a_preview_names_the_events_that_would_be_withdrawn(worlds: list[World])
     worlds.append(world := World(vms=[a_vm("db")], hosts=[a_host("h1"), a_host("h2")]))
     (restart,) = world.ask(RequestedOperation.RESTART, "db")
     result = preview(world, RequestedOperation.REDEPLOY, "db")
-    assert result.sentences == (
+    assert result.summary == (
         "1 event over 1 VM, published at once.",
         f"It replaces 1 pending event, which would be withdrawn: {restart.id}.",
         "Without approvals, and if every act takes its usual time, everything is done in 12 min; "
@@ -248,7 +248,7 @@ def test_a_preview_says_which_events_start_at_once_by_policy(worlds: list[World]
     vm = a_vm("db", auto_approve=AutoApproval(restart=True))
     worlds.append(world := World(vms=[vm], hosts=[a_host("h1")]))
     expected = "1 event starts at once, without notice: db (approved by policy)."
-    assert expected in preview(world, RequestedOperation.RESTART, "db").sentences
+    assert expected in preview(world, RequestedOperation.RESTART, "db").summary
 
 
 def test_a_preview_takes_active_faults_into_account(worlds: list[World]) -> None:
@@ -279,9 +279,9 @@ def test_a_preview_of_a_very_large_rollout_shows_its_first_wave(worlds: list[Wor
     world.settle()
     now = {(e.scope_id, e.vms, e.published_at, e.not_before) for e in world.store.events(request_id=request.id)}
     assert {(e.scope, e.vms, e.published_at, e.not_before) for e in result.events} == now
-    assert (result.vms, result.is_cut, result.over_at) == (2100, True, None)
+    assert (result.vms, result.is_partial, result.over_at) == (2100, True, None)
     assert result.vms > MAX_SIMULATED_VMS
-    assert result.sentences[-1] == (
+    assert result.summary[-1] == (
         "1400 more VMs follow in later batches, which the preview leaves out: 2100 VMs are too many to simulate."
     )
 

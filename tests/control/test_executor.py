@@ -39,7 +39,7 @@ def an_event(*names: str) -> Event:
         scope_id="set:s/g/web",
         request_id="r",
         cause=Cause.USER_RESTART,
-        who="ann",
+        requested_by="ann",
         vms=names,
         published_at=0,
         not_before=0,

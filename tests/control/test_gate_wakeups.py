@@ -47,7 +47,7 @@ class ApprovalHoldingStore(MemoryStore):
         self.go_on = asyncio.Event()
 
     async def commit(self, commit: Commit) -> int:
-        if self.are_approvals_held and any(entry.what is EntryKind.APPROVED for entry in commit.entries):
+        if self.are_approvals_held and any(entry.kind is EntryKind.APPROVED for entry in commit.entries):
             self.approval_held.set()
             await self.go_on.wait()
         return await super().commit(commit)

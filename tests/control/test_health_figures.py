@@ -77,7 +77,7 @@ def test_a_resumed_rollout_counts_no_failures_from_before(world: World) -> None:
     request = start(world, figure(OwnFigure.FAILED_ACTS))
     fail(world, "web-0")
     world.advance(1200)
-    assert rollout_of(world, request).why == "check 'figure' is bad: 1 is not == 0 (web-0)"
+    assert rollout_of(world, request).reason == "check 'figure' is bad: 1 is not == 0 (web-0)"
     world.advance(60)
     resume(world, request)
     assert rollout_of(world, request).resumed_at == world.now
@@ -103,11 +103,11 @@ def test_failures_of_a_wave_before_count_no_longer(world: World) -> None:
 def test_a_resumed_rollout_counts_no_undelivered_notices_from_before(world: World) -> None:
     request = start(world, figure(OwnFigure.UNDELIVERED))
     world.advance(1200)
-    assert rollout_of(world, request).why == "check 'figure' is bad: 1 is not == 0 (web-0)"
+    assert rollout_of(world, request).reason == "check 'figure' is bad: 1 is not == 0 (web-0)"
     resume(world, request)
     assert rollout_of(world, request).progress is RolloutState.RUNNING
     world.advance(7200)
-    assert rollout_of(world, request).why == "check 'figure' is bad: 1 is not == 0 (web-1)"
+    assert rollout_of(world, request).reason == "check 'figure' is bad: 1 is not == 0 (web-1)"
 
 
 class CountingStore(MemoryStore):
@@ -165,7 +165,7 @@ def test_a_plan_performs_no_health_check(world: World) -> None:
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=BOTH_HOSTS, checks=(command,))
     plan = world.do(plan_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False))
     assert [len(wave.vms) for wave in plan.waves] == [2]
-    assert not plan.is_cut
+    assert not plan.is_partial
 
 
 def deliver(world: World, *names: str) -> None:
@@ -293,7 +293,7 @@ def test_a_resumed_rollout_does_not_wait_for_vms_from_before(world: World) -> No
     (event,) = world.events()
     world.approve("web-0", event.id)
     wait(world, 400)
-    assert rollout_of(world, request).why == "check 'figure' is bad: 1 is not == 0 (web-0)"
+    assert rollout_of(world, request).reason == "check 'figure' is bad: 1 is not == 0 (web-0)"
     resume(world, request)
     assert measured(world, request) == (CheckOutcome.GOOD, 0)
     assert rollout_of(world, request).progress is RolloutState.RUNNING

@@ -41,7 +41,7 @@ def test_a_failed_host_can_be_confirmed_down_and_the_history_names_who_did_it(wo
     confirm_down(world, "H1")
     assert world.control.placement.is_confirmed_down("h1")
     entry = world.store.history()[-1]
-    assert (entry.what, entry.who) == (EntryKind.HOST, "ann")
+    assert (entry.kind, entry.actor) == (EntryKind.HOST, "ann")
     assert entry.text == "host h1 confirmed down by ann: its VMs may be started elsewhere"
 
 

@@ -51,7 +51,7 @@ def in_a_window(world: World) -> None:
 
 
 def standing_order(world: World) -> None:
-    order = StandingOrder(within_s=86_400.0, impact=RolloutImpact.UPDATE, who="op", at=world.now, at_once=2)
+    order = StandingOrder(within_s=86_400.0, impact=RolloutImpact.UPDATE, set_by="op", set_at=world.now, at_once=2)
     world.do(world.control.standing_order.set_order(order))
 
 

@@ -318,7 +318,7 @@ def test_a_budget_is_in_force_exactly_if_the_history_has_its_entry_whenever_the_
         world.do(world.control.budgets.set_budget(make_budget("web", max_vms=1), who="ann"))
         world.do(world.control.budgets.remove_budget("web", who="ann"))
     world.restart()
-    found = [entry.text for entry in world.store.history() if entry.what is EntryKind.BUDGET]
+    found = [entry.text for entry in world.store.history() if entry.kind is EntryKind.BUDGET]
     assert found == ["budget web: at most 1 VM out of service at once", "budget web removed"][: len(found)]
     assert len(found) == writes + applied
     assert len(world.control.budgets.budgets()) == (len(found) == 1)

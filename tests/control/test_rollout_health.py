@@ -75,7 +75,7 @@ def test_a_rollout_publishes_after_its_checks_were_good_and_completes(world: Wor
 def test_a_check_is_measured_at_its_interval_while_the_rollout_runs(world: World, prober: FakeProber) -> None:
     request = start(world)
     world.advance(600)
-    assert [m.at - request.at for m in world.store.measurements(request.id)] == [60.0 * n for n in range(11)]
+    assert [m.at - request.requested_at for m in world.store.measurements(request.id)] == [60.0 * n for n in range(11)]
     change(world, request, RolloutState.PAUSED)
     world.advance(600)
     assert len(prober.asked) == 11
@@ -105,14 +105,14 @@ def test_a_bad_check_pauses_withdraws_and_says_why(world: World, prober: FakePro
     prober.coming["shop"] = [CheckOutcome.BAD]
     world.advance(60)
     rollout = rollout_of(world, request)
-    assert (rollout.progress, rollout.why) == (
+    assert (rollout.progress, rollout.reason) == (
         RolloutState.PAUSED,
         "check 'shop' is bad: it answered 500, not 200",
     )
     (event,) = world.events()
     assert (event.ending, event.is_postponed) == (Ending.WITHDRAWN, True)
     assert event.reason == "its rollout was paused by a health check"
-    paused = [e for e in world.store.history(request_id=request.id) if e.what is EntryKind.PAUSED]
+    paused = [e for e in world.store.history(request_id=request.id) if e.kind is EntryKind.PAUSED]
     assert "paused: check 'shop' is bad" in paused[0].text
     assert world.control.rollouts.tally_of(request, rollout).waiting == 2
     world.advance(86_400)
@@ -121,7 +121,7 @@ def test_a_bad_check_pauses_withdraws_and_says_why(world: World, prober: FakePro
 
     change(world, request, RolloutState.RUNNING)
     assert scheduled(world) == ["web-0"]
-    assert rollout_of(world, request).why == ""
+    assert rollout_of(world, request).reason == ""
     world.advance(7200)
     final = rollout_of(world, request)
     assert final.progress is RolloutState.COMPLETED
@@ -229,7 +229,7 @@ def test_measurements_and_the_pause_survive_a_restart(world: World, prober: Fake
     assert rollout_of(world, request).progress is RolloutState.RUNNING
     prober.coming["shop"] = [CheckOutcome.BAD]
     world.advance(60)
-    assert rollout_of(world, request).why == (
+    assert rollout_of(world, request).reason == (
         "check 'shop' is bad for the 2nd time in this wave: it answered 500, not 200"
     )
 
@@ -333,7 +333,7 @@ def test_a_check_that_is_bad_after_the_last_event_pauses_until_a_person_resumes(
     prober.coming["shop"] = [CheckOutcome.GOOD] * 15 + [CheckOutcome.BAD]
     world.advance(86_400)
     assert [event.ending for event in world.events()] == [Ending.FINISHED]
-    assert rollout_of(world, request).why == "check 'shop' is bad: it answered 500, not 200"
+    assert rollout_of(world, request).reason == "check 'shop' is bad: it answered 500, not 200"
     change(world, request, RolloutState.RUNNING)
     world.advance(60)
     assert rollout_of(world, request).progress is RolloutState.COMPLETED

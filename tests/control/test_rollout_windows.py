@@ -147,7 +147,7 @@ def test_a_rollout_stops_when_no_window_is_left_for_the_other_vms(make_world: Ma
     world.advance(2 * A_DAY)
     rollout = state_of(world, request)
     assert (rollout.progress, rollout.closed) == (RolloutState.STOPPED, True)
-    assert rollout.why == "no maintenance window follows in which the other VMs could start"
+    assert rollout.reason == "no maintenance window follows in which the other VMs could start"
     assert [event.ending for event in world.events()] == [Ending.FINISHED]
 
 

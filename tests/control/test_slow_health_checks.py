@@ -64,7 +64,12 @@ class SlowFigures:
         store = SlowStore()
         rollout = Rollout(impact=RolloutImpact.REBOOT, checks=checks, progress=RolloutState.RUNNING)
         request = MaintenanceRequest(
-            id="r1", ask=RequestedOperation.ROLLOUT, who="ann", at=NOON, targets=(), rollout=rollout
+            id="r1",
+            operation=RequestedOperation.ROLLOUT,
+            requested_by="ann",
+            requested_at=NOON,
+            targets=(),
+            rollout=rollout,
         )
         await store.commit(Commit(requests=(request,)))
         return cls(store, [0.0])
@@ -154,7 +159,7 @@ class Rollouts:
         rollout = Rollout(impact=RolloutImpact.REBOOT, checks=checks, **facts)
         known = self.store.request(request_id)
         request = known or MaintenanceRequest(
-            id=request_id, ask=RequestedOperation.ROLLOUT, who="ann", at=NOON, targets=()
+            id=request_id, operation=RequestedOperation.ROLLOUT, requested_by="ann", requested_at=NOON, targets=()
         )
         await self.store.commit(Commit(requests=(replace(request, rollout=rollout),)))
         await self.pass_once()

@@ -41,7 +41,7 @@ def world_with(*vms: Vm) -> World:
 
 
 def give_order(world: World, **fields: Any) -> None:
-    facts = {"within_s": 10 * A_DAY, "impact": RolloutImpact.UPDATE, "who": "ann", "at": world.now, **fields}
+    facts = {"within_s": 10 * A_DAY, "impact": RolloutImpact.UPDATE, "set_by": "ann", "set_at": world.now, **fields}
     world.do(world.control.standing_order.set_order(StandingOrder(**facts)))
     world.settle()
 
@@ -203,7 +203,9 @@ def test_a_host_that_is_removed_is_forgotten_and_a_new_one_is_visited(world: Wor
 
 def test_the_host_that_waits_longest_is_next() -> None:
     visits = {"a": HostVisit(visited_at=50.0), "b": HostVisit(visited_at=20.0), "d": HostVisit(request_id="x")}
-    order = StandingOrder(within_s=100.0, impact=RolloutImpact.UPDATE, who="ann", at=0.0, visits=visits, at_once=3)
+    order = StandingOrder(
+        within_s=100.0, impact=RolloutImpact.UPDATE, set_by="ann", set_at=0.0, visits=visits, at_once=3
+    )
     assert next_visits(order, ["a", "b", "c", "d"], 135.0) == ["c", "b"]
     assert (due_at(order, "b"), late_at(order, "b"), late_at(order, "c")) == (100.0, 120.0, 100.0)
 
@@ -239,13 +241,13 @@ def test_an_order_is_in_force_exactly_if_the_history_has_its_entry_whenever_the_
 ) -> None:
     assert isinstance(world.store, MemoryStore)
     service = world.control.standing_order
-    order = StandingOrder(within_s=10 * A_DAY, impact=RolloutImpact.UPDATE, who="ann", at=world.now)
+    order = StandingOrder(within_s=10 * A_DAY, impact=RolloutImpact.UPDATE, set_by="ann", set_at=world.now)
     world.store.fail_next(ServiceKilled(), after=writes, applied=applied)
     with suppress(ServiceKilled):
         world.do(service.set_order(order))
         world.do(service.remove_order(who="ann"))
     world.restart()
-    found = [entry.text for entry in world.store.history() if entry.what is EntryKind.STANDING_ORDER]
+    found = [entry.text for entry in world.store.history() if entry.kind is EntryKind.STANDING_ORDER]
     assert found == ["standing order: visit every host within 10 d (update)", "standing order removed"][: len(found)]
     assert len(found) == writes + applied
     assert (world.control.standing_order.order is not None) == (len(found) == 1)
@@ -337,7 +339,7 @@ def test_a_visit_that_finishes_after_an_order_with_another_impact_does_not_count
 
 
 def test_a_visit_that_an_earlier_release_stored_without_its_impact_counts() -> None:
-    stored = b'{"within_s":100.0,"impact":"reboot","who":"ann","at":0.0,"visits":{"a":{"visited_at":50.0}}}'
+    stored = b'{"within_s":100.0,"impact":"reboot","set_by":"ann","set_at":0.0,"visits":{"a":{"visited_at":50.0}}}'
     assert due_at(msgspec.json.decode(stored, type=StandingOrder), "a") == 130.0
 
 
@@ -384,7 +386,7 @@ ALWAYS = make_calendar(["00:00 24h"], [], None)
     ],
 )
 def test_an_order_with_too_many_hosts_warns_with_numbers(fields: Any, domains: list[int], warning: str) -> None:
-    facts = {"within_s": A_DAY, "impact": RolloutImpact.UPDATE, "who": "ann", "at": NOON, **fields}
+    facts = {"within_s": A_DAY, "impact": RolloutImpact.UPDATE, "set_by": "ann", "set_at": NOON, **fields}
     found = order_warning(StandingOrder(**facts), domains, NOON)
     assert found.startswith(warning)
     assert bool(found) == bool(warning)

@@ -33,7 +33,9 @@ SETS = f"{GROUP}/providers/Microsoft.Compute/virtualMachineScaleSets"
 
 
 def principal_with(role: Role, over: str) -> Principal:
-    return Principal(id="client:x", name="client x", grants=(Grant(id="g", role=role, to="client:x", over=over),))
+    return Principal(
+        id="client:x", name="client x", grants=(Grant(id="g", role=role, principal="client:x", resource=over),)
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def scope(**facts: object) -> Scope:
 
 def platform_event(number: int = 1) -> Event:
     return Event(
-        id=f"E{number}", scope_id="vm:sub/lab/web-0", request_id="r", cause=Cause.HOST_UPDATE, who="ops",
+        id=f"E{number}", scope_id="vm:sub/lab/web-0", request_id="r", cause=Cause.HOST_UPDATE, requested_by="ops",
         vms=("web-0",), published_at=NOW, not_before=NOW + 7 * DAY,
     )  # fmt: skip
 

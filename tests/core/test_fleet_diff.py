@@ -50,7 +50,7 @@ class Fleet:
                 scope_id=vm.scope_id,
                 request_id="R1",
                 cause=Cause.USER_REDEPLOY,
-                who="ann",
+                requested_by="ann",
                 vms=(name,),
                 published_at=0.0,
                 not_before=900.0,
@@ -292,7 +292,7 @@ def test_a_diff_names_the_problems_that_forbid_it(change: Any, text: str, line: 
     assert diff.problems
     problem = diff.problems[0]
     assert problem.line == line
-    assert what in problem.what
+    assert what in problem.message
     assert remedy in problem.remedy
 
 
@@ -304,7 +304,7 @@ def test_kept_vms_count_towards_the_size_of_a_placement_group() -> None:
     )
     assert fleet.against(text).problems == ()
     (problem,) = fleet.against(text, remove_missing=False).problems
-    assert "placement group 'pg' of scale set 's' would have 101 VMs" in problem.what
+    assert "placement group 'pg' of scale set 's' would have 101 VMs" in problem.message
 
 
 def test_a_resurrected_vm_may_be_in_another_scope() -> None:

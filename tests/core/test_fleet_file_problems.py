@@ -332,7 +332,7 @@ def test_a_problem_has_its_line_and_a_remedy(text: str, line: int, what: str, re
     found = problems_of(HOSTS + text)
     assert len(found) == 1, [problem.sentence("f") for problem in found]
     assert found[0].line == line
-    assert what in found[0].what
+    assert what in found[0].message
     assert remedy in found[0].remedy
 
 
@@ -415,7 +415,7 @@ def problems_if_any(text: str) -> tuple[FleetFileProblem, ...]:
     try:
         read_fleet_file(text)
     except InvalidFleetFile as bad:
-        return bad.problems or (FleetFileProblem(line=0, what="refused", remedy="without a reason"),)
+        return bad.problems or (FleetFileProblem(line=0, message="refused", remedy="without a reason"),)
     return ()
 
 

@@ -48,7 +48,7 @@ def test_an_invalid_program_is_rejected_with_its_line(line: str, what: str) -> N
         vms_of(f'[[vms]]\nname = "web"\n{line}')
     (problem,) = caught.value.problems
     assert problem.line == 5
-    assert what in problem.what
+    assert what in problem.message
 
 
 def test_applying_a_file_changes_a_program() -> None:

@@ -42,7 +42,7 @@ def diff(running: str, text: str, *, live: bool = False, remove_missing: bool = 
         scope_id=first.scope_id,
         request_id="R1",
         cause=Cause.USER_RESTART,
-        who="ann",
+        requested_by="ann",
         vms=(first.name,),
         published_at=0.0,
         not_before=900.0,
@@ -197,16 +197,16 @@ def test_the_orchestration_of_a_set_cannot_change_while_it_keeps_its_vms() -> No
     flexible, uniform = f"{FLEXIBLE}count = 2", f"{UNIFORM}count = 2"
     assert diff(uniform, flexible).problems == ()  # its VMs are replaced
     (kept,) = diff(uniform, flexible, remove_missing=False).problems
-    assert kept.what.startswith("scale set 'Work' is Flexible, and its VM 'Work_0' is Uniform")
+    assert kept.message.startswith("scale set 'Work' is Flexible, and its VM 'Work_0' is Uniform")
     own = '[[vms]]\nname = "a"\nscale_set = "Work"'
     (moved,) = diff(f"{UNIFORM}{own}", f"{FLEXIBLE}{own}").problems
-    assert "cannot move to the scope of scale set Work" in moved.what
+    assert "cannot move to the scope of scale set Work" in moved.message
 
 
 def test_a_flexible_set_cannot_grow_beyond_its_limit_over_several_files() -> None:
     grown = f'{FLEXIBLE}[[vms]]\nname = "more"\nscale_set = "Work"'
     (problem,) = diff(f"{FLEXIBLE}count = 1000", grown, remove_missing=False).problems
-    assert problem.what == "scale set 'Work' would have 1001 VMs; the limit is 1000"
+    assert problem.message == "scale set 'Work' would have 1001 VMs; the limit is 1000"
 
 
 def test_who_sees_an_event_cannot_change_while_it_is_live() -> None:
@@ -214,7 +214,7 @@ def test_who_sees_an_event_cannot_change_while_it_is_live() -> None:
     before, after = f"{FLEXIBLE}count = 2\nfault_domains = 1", f"{FLEXIBLE}{ONE_FAULT_DOMAIN}count = 2"
     assert diff(before, after).problems == ()
     (problem,) = diff(before, after, live=True).problems
-    assert problem.what == (
+    assert problem.message == (
         "narrow_delivery of scale set Work cannot change while event E1 (user restart) is scheduled"
     )
 
@@ -232,7 +232,7 @@ def test_new_and_removed_vms_cannot_change_who_sees_a_live_event() -> None:
         (f"{NARROW}{EXTRA}", f"{NARROW}{other}", True),
     ):
         assert diff(running, text).problems == ()
-        whats = [problem.what for problem in diff(running, text, live=True).problems]
+        whats = [problem.message for problem in diff(running, text, live=True).problems]
         changed = "narrow_delivery of scale set Work cannot change while event E1 (user restart) is scheduled"
         assert whats == ([] if is_allowed else [changed])
 
@@ -255,7 +255,7 @@ def test_a_uniform_set_has_one_narrow_delivery_in_all_its_placement_groups() -> 
     grouped = '[[vms]]\nname = "extra"\nscale_set = "Work"\nplacement_group = "other"\n'
     running = f"{UNIFORM}{ONE_FAULT_DOMAIN}count = 2"
     (problem,) = diff(running, f"{UNIFORM}fault_domains = 1\n{grouped}", remove_missing=False).problems
-    assert problem.what.startswith("narrow_delivery of a set is the same for all its VMs")
+    assert problem.message.startswith("narrow_delivery of a set is the same for all its VMs")
 
 
 def test_a_set_whose_vms_are_in_several_fault_domains_cannot_become_narrow() -> None:
@@ -263,7 +263,7 @@ def test_a_set_whose_vms_are_in_several_fault_domains_cannot_become_narrow() -> 
     running = f"{FLEXIBLE}fault_domains = 3\ncount = 3"
     (problem,) = diff(running, f"{NARROW}count = 3").problems
     second = vms(running)[1].name
-    assert problem.what == f"VM {second!r} is in fault domain 1 and cannot have narrow_delivery (spec §14.6)"
+    assert problem.message == f"VM {second!r} is in fault domain 1 and cannot have narrow_delivery (spec §14.6)"
     assert diff(f"{FLEXIBLE}fault_domains = 3\ncount = 1", f"{NARROW}count = 1").problems == ()
 
 

@@ -60,7 +60,7 @@ def event(
     acts = () if status is EventState.SCHEDULED else (ACT,)
     ending = Ending.FINISHED if status is EventState.OVER else None
     return Event(
-        id=ID, scope_id="set:sub/lab/web", request_id="r1", cause=Cause.USER_RESTART, who="ann", vms=vms,
+        id=ID, scope_id="set:sub/lab/web", request_id="r1", cause=Cause.USER_RESTART, requested_by="ann", vms=vms,
         published_at=NOW, not_before=NOW + 900, status=status, listed=listed, acts=acts, ending=ending,
     )  # fmt: skip
 
@@ -186,7 +186,7 @@ def test_a_withdrawn_event_keeps_who_when_and_why() -> None:
     over = lifecycle.withdraw(scope_with(event()), event(), by="bob", reason="not today", now=NOW + 3)
     kept = over.events[0]
     assert (kept.ending, kept.reason, kept.over_at) == (Ending.WITHDRAWN, "not today", NOW + 3)
-    assert (over.new_entries[0].what, over.new_entries[0].who) == (EntryKind.WITHDRAWN, "bob")
+    assert (over.new_entries[0].kind, over.new_entries[0].actor) == (EntryKind.WITHDRAWN, "bob")
 
 
 def test_an_event_that_is_not_needed_is_withdrawn_with_that_ending() -> None:
@@ -198,7 +198,7 @@ def test_an_event_that_is_not_needed_is_withdrawn_with_that_ending() -> None:
     kept = over.events[0]
     assert (kept.status, kept.ending, kept.is_withdrawn) == (EventState.OVER, Ending.NOT_NEEDED, True)
     (entry,) = over.new_entries
-    assert (entry.what, entry.text) == (EntryKind.NOT_NEEDED, f"Reboot of web-0 not needed: {reason}")
+    assert (entry.kind, entry.text) == (EntryKind.NOT_NEEDED, f"Reboot of web-0 not needed: {reason}")
 
 
 def test_withdrawing_a_started_event_is_refused_with_a_way_to_follow_it() -> None:

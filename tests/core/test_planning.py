@@ -69,7 +69,7 @@ def scope_of(*vms: Vm, enabled: bool = True) -> Scope:
 
 def planned(cause: Cause, vm: Vm, *, notice_s: float = 0.0, event_id: str = "E1") -> PlannedEvent:
     return PlannedEvent(
-        event_id=event_id, request_id="r", scope_id=vm.scope_id, cause=cause, who="ann", vms=(vm.name,),
+        event_id=event_id, request_id="r", scope_id=vm.scope_id, cause=cause, requested_by="ann", vms=(vm.name,),
         notice_s=notice_s, update_domain=vm.update_domain,
     )  # fmt: skip
 
@@ -83,7 +83,13 @@ def applied(
 
 def request(ask: RequestedOperation, *, notice_s: float = 0, short_notice: bool = False) -> MaintenanceRequest:
     return MaintenanceRequest(
-        id="r", ask=ask, who="ann", at=NOW, targets=("web-0",), notice_s=notice_s, short_notice=short_notice
+        id="r",
+        operation=ask,
+        requested_by="ann",
+        requested_at=NOW,
+        targets=("web-0",),
+        notice_s=notice_s,
+        short_notice=short_notice,
     )
 
 

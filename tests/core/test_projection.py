@@ -23,7 +23,7 @@ def event(name: str = "E1", cause: Cause = Cause.HOST_UPDATE, **facts: object) -
         "scope_id": "set:sub/lab/web",
         "request_id": "r",
         "cause": cause,
-        "who": "ops",
+        "requested_by": "ops",
         "vms": ("Web-0", "Web-1"),
         "published_at": NOW,
         "not_before": NOW + 900,

@@ -35,7 +35,7 @@ def event(name: str = "E1", cause: Cause = Cause.USER_RESTART, *vms: str, **fact
         "scope_id": "set:sub/lab/web",
         "request_id": "r",
         "cause": cause,
-        "who": "ann",
+        "requested_by": "ann",
         "vms": vms or ("web-0",),
         "published_at": NOW,
         "not_before": NOW + 900,
@@ -88,7 +88,7 @@ def test_a_vm_removed_before_the_start_is_skipped() -> None:
     )
     assert event_in(scope).vms == ("web-0", "web-1", "web-2")
     assert [act.name for act in event_in(scope).acts] == ["web-0"]
-    assert [entry.text for entry in scope.new_entries if entry.what is EntryKind.SKIPPED] == [
+    assert [entry.text for entry in scope.new_entries if entry.kind is EntryKind.SKIPPED] == [
         "web-1 is skipped: it was removed or deallocated",
         "web-2 is skipped: it was removed or deallocated",
     ]

@@ -31,7 +31,7 @@ def event(
         "scope_id": SET,
         "request_id": "r",
         "cause": cause,
-        "who": "ops",
+        "requested_by": "ops",
         "vms": (f"vm-{name}",),
         "published_at": NOW - 900,
         "not_before": NOW if due else NOW + 60,

@@ -24,7 +24,7 @@ def an_event(status: EventState, ending: Ending | None = None) -> Event:
         scope_id="s",
         request_id="r",
         cause=Cause.USER_RESTART,
-        who="ann",
+        requested_by="ann",
         vms=("a",),
         published_at=0,
         not_before=1,
@@ -34,7 +34,7 @@ def an_event(status: EventState, ending: Ending | None = None) -> Event:
 
 
 def a_request(ask: RequestedOperation = RequestedOperation.RESTART) -> MaintenanceRequest:
-    return MaintenanceRequest(id="r", ask=ask, who="ann", at=0, targets=("a",))
+    return MaintenanceRequest(id="r", operation=ask, requested_by="ann", requested_at=0, targets=("a",))
 
 
 SCHEDULED, STARTED = an_event(EventState.SCHEDULED), an_event(EventState.STARTED)
@@ -89,7 +89,14 @@ def a_rollout(progress: RolloutState, *, closed: bool = True, **counts: int) -> 
     numbers = {"total": 3, "done": 0, "failed": 0, "withdrawn": 0, "started": 0, "scheduled": 0, "waiting": 0, **counts}
     tally = RolloutTally(**numbers) if closed else None
     rollout = Rollout(impact=RolloutImpact.UPDATE, scope_id="s", progress=progress, closed=closed, tally=tally)
-    return MaintenanceRequest(id="r", ask=RequestedOperation.ROLLOUT, who="ann", at=0, targets=("s",), rollout=rollout)
+    return MaintenanceRequest(
+        id="r",
+        operation=RequestedOperation.ROLLOUT,
+        requested_by="ann",
+        requested_at=0,
+        targets=("s",),
+        rollout=rollout,
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,6 +127,8 @@ def test_the_state_of_a_rollout_follows_from_its_tally(request_: MaintenanceRequ
     ],
 )
 def test_the_state_of_a_replay_follows_from_how_it_ended(ended: ReplayEnding | None, state: RequestState) -> None:
-    replay = Replay(vm="a", name="a", scope_id="s", begun_at=0, steps=1, length_s=1, ended=ended)
-    request = MaintenanceRequest(id="r", ask=RequestedOperation.REPLAY, who="ann", at=0, targets=("a",), replay=replay)
+    replay = Replay(vm="a", name="a", scope_id="s", loop_started_at=0, steps=1, length_s=1, outcome=ended)
+    request = MaintenanceRequest(
+        id="r", operation=RequestedOperation.REPLAY, requested_by="ann", requested_at=0, targets=("a",), replay=replay
+    )
     assert request_state(request, [], planned=0, skipped=False) is state

@@ -37,7 +37,13 @@ UPDATE = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1", "h2", "h3"))
 
 def request(rollout: Rollout = UPDATE) -> MaintenanceRequest:
     return MaintenanceRequest(
-        id="r", ask=RequestedOperation.ROLLOUT, who="ops", at=NOW, targets=("h1",), notice_s=900, rollout=rollout
+        id="r",
+        operation=RequestedOperation.ROLLOUT,
+        requested_by="ops",
+        requested_at=NOW,
+        targets=("h1",),
+        notice_s=900,
+        rollout=rollout,
     )
 
 
@@ -59,7 +65,7 @@ def event_of(planned: PlannedEvent, status: EventState = EventState.SCHEDULED, *
         for n in planned.vms
     ]
     return Event(
-        id=planned.event_id, scope_id=planned.scope_id, request_id="r", cause=planned.cause, who="ops",
+        id=planned.event_id, scope_id=planned.scope_id, request_id="r", cause=planned.cause, requested_by="ops",
         vms=planned.vms, published_at=NOW, not_before=NOW + 900, update_domain=planned.update_domain,
         host=planned.host, gate_id=planned.gate_id, status=status,
         acts=() if status is EventState.SCHEDULED else tuple(acts),
@@ -188,8 +194,8 @@ def test_a_rollout_that_ended_with_failures_names_the_failed_vms(
 
 def test_the_tally_counts_every_vm_once() -> None:
     vms = [vm(name, "h1", domain) for domain, name in enumerate("abcde")]
-    plans = [PlannedEvent(event_id=n, request_id="r", scope_id=vms[0].scope_id, cause=UPDATE.cause, who="ops", vms=(n,),
-                     notice_s=900) for n in "abcd"]  # fmt: skip
+    plans = [PlannedEvent(event_id=n, request_id="r", scope_id=vms[0].scope_id, cause=UPDATE.cause, requested_by="ops",
+                          vms=(n,),notice_s=900) for n in "abcd"]  # fmt: skip
     events = [
         event_of(plans[0], EventState.OVER),
         event_of(plans[1], EventState.OVER, failed=True),

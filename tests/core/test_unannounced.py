@@ -180,7 +180,7 @@ def test_nobody_is_blamed_for_what_may_have_been_so_before_or_be_our_own_doing(
     assert {finding.kind for finding in findings} == {None}
     assert "somebody else" not in " ".join(finding.text for finding in findings)
     entries = [entry for finding in findings if (entry := finding.entry(5.0)) is not None]
-    assert {entry.what for entry in entries} == {EntryKind.FLEET}
+    assert {entry.kind for entry in entries} == {EntryKind.FLEET}
 
 
 def test_two_copies_are_reported_even_by_the_first_comparison() -> None:
@@ -224,7 +224,7 @@ def test_an_entry_names_the_vm_the_host_and_the_kind_of_change() -> None:
     (finding,) = compare(stored(), {"h2": RUNS})
     entry = finding.entry(5.0)
     assert entry is not None
-    assert (entry.at, entry.what, entry.vm, entry.host) == (5.0, EntryKind.UNANNOUNCED, "web", "h2")
+    assert (entry.at, entry.kind, entry.vm, entry.host) == (5.0, EntryKind.UNANNOUNCED, "web", "h2")
     assert entry.text == "web is on h2 instead of h1: moved by somebody else, without notice"
 
 

@@ -51,7 +51,7 @@ def scope_of(*vms: Vm) -> Scope:
 
 def with_operation(scope: Scope, cause: Cause, name: str = "web-0", context: DecisionContext = CONTEXT) -> Scope:
     plan = PlannedEvent(
-        event_id=f"E{next(_NUMBERS)}", request_id="r", scope_id=scope.id, cause=cause, who="ann", vms=(name,),
+        event_id=f"E{next(_NUMBERS)}", request_id="r", scope_id=scope.id, cause=cause, requested_by="ann", vms=(name,),
         notice_s=900,
     )  # fmt: skip
     return apply_planned_event(scope, plan, context)

@@ -163,7 +163,7 @@ def test_the_real_service_announces_a_vm_while_its_act_is_under_way(tmp_path: Pa
     with ServiceProcess(data=tmp_path / "data", fleet=fleet) as service:
         hook = Hook(tmp_path, service.data / "forewarn.sock")
         assert hook.run("web-0", *START, mode="refuse").returncode == 1
-        service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
+        service.api("POST", "/requests", {"operation": "restart", "vms": ["web-0"]})
         assert hook.run("web-0", *START, mode="refuse").returncode == 1
         (listed,) = service.api("GET", "/events").json["events"]
         assert service.api("POST", f"/events/{listed['id']}/approve").status == 200

@@ -76,7 +76,7 @@ def ask() -> Callable[..., str]:
     """A function that requests maintenance of one VM and returns the id of its event."""
 
     def request_maintenance(service: ServiceProcess, what: str, vm: str, **more: Any) -> str:
-        answer = service.api("POST", "/requests", {"ask": what, "vms": [vm], **more})
+        answer = service.api("POST", "/requests", {"operation": what, "vms": [vm], **more})
         assert answer.status == 202, answer.body
         event_id: str = answer.json["events"][0]["id"]
         return event_id

@@ -48,20 +48,20 @@ def test_the_clients_page_shows_what_handlers_do(tmp_path: Path, workers: int) -
         for _ in range(4):
             service.guest("web-0", "GET", POLL, **{"User-Agent": "handler/1.0"})
         clients = {client["name"]: client for client in portal.clients()["clients"]}
-        assert (clients["web-0"]["agent"], clients["web-0"]["polls"], clients["web-0"]["asks"]) == (
+        assert (clients["web-0"]["agent"], clients["web-0"]["polls"], clients["web-0"]["polling"]) == (
             "handler/1.0",
             4,
             "now",
         )
-        assert (clients["web-1"]["agent"], clients["web-1"]["asks"]) == ("", "never")
+        assert (clients["web-1"]["agent"], clients["web-1"]["polling"]) == ("", "never")
 
-        service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0", "web-1"]})
+        service.api("POST", "/requests", {"operation": "restart", "vms": ["web-0", "web-1"]})
         service.guest("web-0", "GET", POLL, **{"User-Agent": "handler/1.0"})
         page = portal.clients("&only=unprepared")
         assert page["unprepared_names"] == ["web-1"]
         assert [client["name"] for client in page["clients"]] == ["web-1"]
         given = next(client for client in portal.clients()["clients"] if client["name"] == "web-0")
-        assert given["pending"]["told"] == "given"
+        assert given["pending"]["delivery"] == "delivered"
         assert given["last_given_after_s"] is not None
 
         eventually(lambda: "forewarn_vms_without_handler 1.0" in portal.metrics())
@@ -76,4 +76,4 @@ def test_what_is_known_of_a_client_survives_a_kill(tmp_path: Path) -> None:
         service.kill()
         service.start()
         [client] = [one for one in Portal(service, console).clients()["clients"] if one["name"] == "web-0"]
-        assert (client["agent"], client["polls"], client["asks"], client["gap_s"]) == ("handler/1.0", 1, "now", None)
+        assert (client["agent"], client["polls"], client["polling"], client["gap_s"]) == ("handler/1.0", 1, "now", None)

@@ -76,7 +76,7 @@ def test_a_reload_replaces_every_worker_answers_held_requests_and_refuses_none(s
 def test_an_event_requested_during_a_reload_is_shown_by_old_and_new_workers(service: ServiceProcess) -> None:
     before = workers(service)
     os.kill(service.pid, signal.SIGHUP)
-    asked = service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]}).json
+    asked = service.api("POST", "/requests", {"operation": "restart", "vms": ["web-0"]}).json
     for _ in range(20):
         assert [event["EventId"] for event in service.poll("web-0")["Events"]] == [asked["events"][0]["id"]]
     eventually(lambda: len(workers(service)) == len(before) and not workers(service) & before)

@@ -268,7 +268,7 @@ def test_on_a_full_disk_approvals_get_503_polls_work_and_it_recovers(tmp_path: P
             document = service.poll("web-0")
             assert [(e["EventId"], e["EventStatus"]) for e in document["Events"]] == [(event_id, "Scheduled")]
             assert service.poll("web-1") == {"DocumentIncarnation": 1, "Events": []}
-            asked = service.api("POST", "/requests", {"ask": "restart", "vms": ["web-1"]})
+            asked = service.api("POST", "/requests", {"operation": "restart", "vms": ["web-1"]})
             assert (asked.status, asked.json["error"]["code"]) == (503, "Unavailable")
             assert service.api("GET", "/service").status == 200
             assert service.is_running

@@ -61,7 +61,7 @@ def work(service: ServiceProcess, seed: int, accepted: Accepted, stop: threading
         accepted.calls += 1
         try:
             if chance.random() < 0.5:
-                answer = service.api("POST", "/requests", {"ask": chance.choice(ASKS), "vms": [vm]})
+                answer = service.api("POST", "/requests", {"operation": chance.choice(ASKS), "vms": [vm]})
                 if answer.status == 202:
                     accepted.requests.append(answer.json["request"]["id"])
             else:

@@ -322,7 +322,7 @@ def test_workers_serve_a_network_and_the_first_poll_enables_the_scope(tmp_path: 
         for _ in range(ROUNDS):
             assert network.poll("web-1") == {"DocumentIncarnation": 1, "Events": []}
         history = network.api("GET", "/history").json["entries"]
-        assert [entry["what"] for entry in history].count("enabled") == 1
+        assert [entry["kind"] for entry in history].count("enabled") == 1
         checks = network.api("GET", "/doctor").json["checks"]
         [workers] = [check for check in checks if check["name"] == "workers"]
         assert {"ok": True, "text": "2 of 2 workers answer VMs"}.items() <= workers.items()

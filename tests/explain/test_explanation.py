@@ -42,7 +42,7 @@ def an_event(**facts: Any) -> Event:
         "scope_id": WEB0.scope_id,
         "request_id": "r1",
         "cause": Cause.USER_RESTART,
-        "who": "ann",
+        "requested_by": "ann",
         "vms": ("web-0",),
         "published_at": NOON,
         "not_before": NOON + 15 * MINUTE,
@@ -167,7 +167,7 @@ def test_the_explanation_of_a_vm_lists_the_newest_event_first() -> None:
     failed = an_event(
         id="E2",
         cause=Cause.HOST_FAILED,
-        who="bob",
+        requested_by="bob",
         published_at=later,
         not_before=later,
         started_at=later,
@@ -249,7 +249,7 @@ def test_a_started_event_says_which_acts_are_in_progress() -> None:
     facts_then = facts_at(NOON + 15 * MINUTE + 20)
     assert event_explanation(working, facts_then).now[0] == "It started 20 s ago; the reboot of web-0 is in progress."
     retry = HistoryEntry(
-        at=facts_then.now - 3, what=EntryKind.RETRIED, text="reboot is tried again", event_id="E1", vm="web-0"
+        at=facts_then.now - 3, kind=EntryKind.RETRIED, text="reboot is tried again", event_id="E1", vm="web-0"
     )
     again = facts_at(facts_then.now, entries=[retry])
     assert event_explanation(working, again).now[1] == "3 s ago: reboot is tried again."
@@ -315,7 +315,7 @@ def test_a_withdrawn_event_says_why() -> None:
 
 
 def service(text: str, at: float) -> HistoryEntry:
-    return HistoryEntry(at=at, what=EntryKind.SERVICE, text=text)
+    return HistoryEntry(at=at, kind=EntryKind.SERVICE, text=text)
 
 
 def test_only_a_crash_during_the_event_may_have_lost_deliveries() -> None:
@@ -352,10 +352,10 @@ def test_other_entries_about_the_service_are_no_restarts() -> None:
 def test_the_gate_and_skipped_vms_come_from_the_history() -> None:
     event = an_event(cause=Cause.PLATFORM_REBOOT, host="h1", status=EventState.STARTED, started_at=NOON + 900)
     entries = [
-        HistoryEntry(at=NOON + 900, what=EntryKind.RELEASED, text="everything is ready", request_id="r1", host="h1"),
-        HistoryEntry(at=NOON + 900, what=EntryKind.RELEASED, text="another host", request_id="r1", host="h2"),
-        HistoryEntry(at=NOON + 900, what=EntryKind.SKIPPED, text="web-1 is skipped", event_id="E1"),
-        HistoryEntry(at=NOON + 900, what=EntryKind.STARTED, text="known from the event itself", event_id="E1"),
+        HistoryEntry(at=NOON + 900, kind=EntryKind.RELEASED, text="everything is ready", request_id="r1", host="h1"),
+        HistoryEntry(at=NOON + 900, kind=EntryKind.RELEASED, text="another host", request_id="r1", host="h2"),
+        HistoryEntry(at=NOON + 900, kind=EntryKind.SKIPPED, text="web-1 is skipped", event_id="E1"),
+        HistoryEntry(at=NOON + 900, kind=EntryKind.STARTED, text="known from the event itself", event_id="E1"),
     ]
     texts = [line.text for line in event_explanation(event, facts_at(NOON + 901, entries=entries)).lines]
     assert texts[1:] == ["everything is ready", "web-1 is skipped", "it started: its notice of 15 min ended"]

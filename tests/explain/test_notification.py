@@ -46,7 +46,7 @@ def an_event(*vms: Vm, **facts: Any) -> Event:
         "scope_id": vms[0].scope_id,
         "request_id": "r",
         "cause": Cause.LIVE_MIGRATION,
-        "who": "ops",
+        "requested_by": "ops",
         "vms": tuple(vm.name for vm in vms),
         "published_at": NOON,
         "not_before": NOON + 900,
@@ -55,7 +55,7 @@ def an_event(*vms: Vm, **facts: Any) -> Event:
 
 
 def an_entry(what: EntryKind = EntryKind.PUBLISHED, at: float = NOON) -> HistoryEntry:
-    return HistoryEntry(at=at, what=what, text="x", event_id=EVENT_ID)
+    return HistoryEntry(at=at, kind=what, text="x", event_id=EVENT_ID)
 
 
 def notification_of(
@@ -190,12 +190,12 @@ OVER = [
 @pytest.mark.parametrize(("over", "wanted"), OVER)
 def test_a_webhook_receives_events_within_its_resource(over: str, wanted: bool) -> None:
     vms = [a_vm(f"web-{n}", availability_set="web") for n in (0, 1)]
-    assert is_subscribed(a_webhook(over=over), notification_of(*vms), vms) is wanted
+    assert is_subscribed(a_webhook(resource=over), notification_of(*vms), vms) is wanted
 
 
 def test_a_webhook_receives_only_the_statuses_it_subscribed_to() -> None:
     web = a_vm("web")
-    webhook = a_webhook(happenings=(EventGridStatus.STARTED,))
+    webhook = a_webhook(statuses=(EventGridStatus.STARTED,))
     assert [
         what for what, _ in NOTIFYING_ENTRIES if is_subscribed(webhook, notification_of(web, what=what), [web])
     ] == [EntryKind.STARTED]
@@ -210,8 +210,8 @@ def test_a_webhook_for_opted_in_vms_receives_no_events_of_other_vms() -> None:
 
 def test_a_webhook_for_opted_in_vms_counts_only_those_within_its_resource() -> None:
     inside, outside = (a_vm(f"web-{n}", availability_set="web") for n in (0, 1))
-    over_one = a_webhook(opted_in_only=True, over=f"{COMPUTE}/virtualMachines/web-0")
-    over_set = a_webhook(opted_in_only=True, over=f"{COMPUTE}/availabilitySets/web")
+    over_one = a_webhook(opted_in_only=True, resource=f"{COMPUTE}/virtualMachines/web-0")
+    over_set = a_webhook(opted_in_only=True, resource=f"{COMPUTE}/availabilitySets/web")
     willing = replace(inside, publish_outside=True), outside
     assert is_subscribed(over_one, notification_of(*willing), willing)
     others = inside, replace(outside, publish_outside=True)

@@ -31,7 +31,7 @@ def an_event(**facts: Any) -> Event:
         "scope_id": "set:sub/lab/web",
         "request_id": "r",
         "cause": Cause.USER_RESTART,
-        "who": "ann",
+        "requested_by": "ann",
         "vms": ("web-0",),
         "published_at": PUBLISHED,
         "not_before": PUBLISHED + 900,
@@ -86,7 +86,7 @@ def test_only_deliveries_before_the_start_count() -> None:
 
 
 def test_a_vm_knows_of_an_event_that_was_delivered_to_it() -> None:
-    assert event_awareness(an_event(), "a", given={"a"}, scope={}) is EventAwareness.GIVEN
+    assert event_awareness(an_event(), "a", given={"a"}, scope={}) is EventAwareness.DELIVERED
 
 
 def test_a_neighbour_that_knows_of_the_event_may_prepare_for_the_vm() -> None:
@@ -100,14 +100,14 @@ def test_no_vm_learns_of_an_event_in_a_scope_that_has_never_polled() -> None:
 @pytest.mark.parametrize(
     ("neighbour", "cause", "expected"),
     [
-        (poller(), Cause.USER_RESTART, EventAwareness.SOON),
-        (poller(at=PUBLISHED), Cause.USER_RESTART, EventAwareness.SOON),
+        (poller(), Cause.USER_RESTART, EventAwareness.PENDING),
+        (poller(at=PUBLISHED), Cause.USER_RESTART, EventAwareness.PENDING),
         (poller(at=PUBLISHED + 1), Cause.USER_RESTART, EventAwareness.NO_VM),
         (poller(SILENT), Cause.USER_RESTART, EventAwareness.NO_VM),
         (poller(None), Cause.USER_RESTART, EventAwareness.NO_VM),
-        (poller(version="2017-08-01"), Cause.USER_RESTART, EventAwareness.SOON),
+        (poller(version="2017-08-01"), Cause.USER_RESTART, EventAwareness.PENDING),
         (poller(version="2017-08-01"), Cause.EVICTION, EventAwareness.NO_VM),
-        (poller(version="2017-11-01"), Cause.EVICTION, EventAwareness.SOON),
+        (poller(version="2017-11-01"), Cause.EVICTION, EventAwareness.PENDING),
         (poller(version="2017-11-01"), Cause.USER_DELETE, EventAwareness.NO_VM),
         (poller(version="2099-01-01"), Cause.USER_RESTART, EventAwareness.NO_VM),
     ],

@@ -34,7 +34,12 @@ NONE = dict.fromkeys(RolloutTally.__struct_fields__, 0)
 
 def a_request(rollout: Rollout) -> MaintenanceRequest:
     return MaintenanceRequest(
-        id="r1", ask=RequestedOperation.ROLLOUT, who="Ops", at=0.0, targets=rollout.hosts, rollout=rollout
+        id="r1",
+        operation=RequestedOperation.ROLLOUT,
+        requested_by="Ops",
+        requested_at=0.0,
+        targets=rollout.hosts,
+        rollout=rollout,
     )
 
 
@@ -46,13 +51,13 @@ PROGRESS: list[tuple[dict[str, Any], dict[str, int], str]] = [
         "It is paused and publishes no events until it is resumed: 0 of 2 VMs done, 2 scheduled.",
     ),
     (
-        {"progress": RolloutState.STOPPED, "closed": True, "why": "1 VM failed, and it stops after 1 (a: no power)"},
+        {"progress": RolloutState.STOPPED, "closed": True, "reason": "1 VM failed, and it stops after 1 (a: no power)"},
         {"total": 2, "failed": 1, "waiting": 1},
         "It stopped by itself: 0 of 2 VMs done, 1 failed, 1 never started. "
         "Reason: 1 VM failed, and it stops after 1 (a: no power).",
     ),
     (
-        {"progress": RolloutState.COMPLETED, "closed": True, "why": "a: no power"},
+        {"progress": RolloutState.COMPLETED, "closed": True, "reason": "a: no power"},
         {"total": 4, "done": 1, "failed": 3},
         "It completed with 3 failed VMs: 1 of 4 VMs done, 3 failed. Reason: a: no power.",
     ),
@@ -99,9 +104,9 @@ def test_a_rollout_says_what_comes_next(facts: Any, progress: Any, sentence: str
 def test_a_rollout_lists_the_history_entries_about_the_whole_rollout() -> None:
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1", "h2"))
     entries = [
-        HistoryEntry(at=1.0, what=EntryKind.REQUESTED, text="Ops requested it"),
-        HistoryEntry(at=2.0, what=EntryKind.PUBLISHED, text="an event's own", event_id="E1"),
-        HistoryEntry(at=3.0, what=EntryKind.PAUSED, text="paused by Ops"),
+        HistoryEntry(at=1.0, kind=EntryKind.REQUESTED, text="Ops requested it"),
+        HistoryEntry(at=2.0, kind=EntryKind.PUBLISHED, text="an event's own", event_id="E1"),
+        HistoryEntry(at=3.0, kind=EntryKind.PAUSED, text="paused by Ops"),
     ]
     explanation = rollout_explanation(
         a_request(rollout), rollout, RolloutProgress(tally=RolloutTally(**NONE)), [], entries
@@ -139,7 +144,7 @@ def test_a_host_says_its_health(health: HostHealth, sentence: str) -> None:
 
 def test_many_pending_events_are_listed_for_the_first_and_counted_for_the_rest() -> None:
     facts_of_scope = ScopeFacts(now=0.0, scope=Scope(id="s"), title="VM a")
-    given: dict[str, Any] = {"scope_id": "s", "request_id": "r1", "cause": Cause.HOST_UPDATE, "who": "Ops"}
+    given: dict[str, Any] = {"scope_id": "s", "request_id": "r1", "cause": Cause.HOST_UPDATE, "requested_by": "Ops"}
     events = [Event(id=f"E{n}", vms=("a",), published_at=0.0, not_before=900.0, **given) for n in range(10)]
     explanation = host_explanation(
         Host(name="h1", location="here"), [], [EventWithFacts(event=e, facts=facts_of_scope) for e in events]

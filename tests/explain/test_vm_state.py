@@ -22,7 +22,7 @@ def event_of(vm: Vm, status: EventState, *verbs: Verb, outcome: ActOutcome | Non
         Act(id=f"a{number}", vm=vm.key, name=vm.name, verb=verb, event_id="E", outcome=outcome)
         for number, verb in enumerate(verbs)
     )
-    given = {"id": "E", "scope_id": vm.scope_id, "request_id": "r", "cause": Cause.USER_RESTART, "who": "ann"}
+    given = {"id": "E", "scope_id": vm.scope_id, "request_id": "r", "cause": Cause.USER_RESTART, "requested_by": "ann"}
     return Event(
         **{**given, "vms": (vm.name,), "published_at": 0, "not_before": 9, "status": status, "acts": acts, **facts}
     )

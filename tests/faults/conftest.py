@@ -115,7 +115,7 @@ async def make_world(*, enabled: bool = True) -> MetadataWorld:
 
 
 def make_fault(kind: FaultKind, *, id: str = "f1", vm: str = "a", scope_id: str = "pair", **facts: Any) -> Fault:
-    return Fault(id=id, kind=kind, who="ann", set_at=0.0, name=vm, vm=vm, vm_name=vm, scope_id=scope_id, **facts)
+    return Fault(id=id, kind=kind, set_by="ann", set_at=0.0, name=vm, vm=vm, vm_name=vm, scope_id=scope_id, **facts)
 
 
 def make_notice(event_id: str = "EVENT-1") -> EventNotice:

@@ -50,7 +50,7 @@ def test_each_example_of_the_docs_page_sets_its_fault(lab: ServiceProcess, line:
     kind = line.split()[2]
     made = json.loads(run_ok(lab, f"{line} --json"))
     assert made["kind"] == kind
-    if made["strikes"] != "at once":
+    if made["category"] != "at once":
         assert kind in run_ok(lab, "fault list")
     run_ok(lab, "fault clear --all")
     assert run_ok(lab, "fault list").startswith("No fault is active.")
@@ -96,10 +96,10 @@ def test_the_help_of_fault_set_names_the_faults_that_do_not_stay_until_they_are_
 def test_fault_list_shows_the_schedule_of_a_storm_which_repeats_with_its_seed(lab: ServiceProcess) -> None:
     first = json.loads(run_ok(lab, "fault storm --seed 11 --vm db-0 --vm db-1 --for 3m --json"))
     second = json.loads(run_ok(lab, "fault storm --seed 11 --vm db-1 --vm db-0 --for 3m --json"))
-    assert first["gusts"] == second["gusts"]
+    assert first["faults"] == second["faults"]
     shown = run_ok(lab, "fault list")
     assert shown.count("seed 11, 3m") == 2
-    assert all(fault["kind"] in shown for fault in first["gusts"])
+    assert all(fault["kind"] in shown for fault in first["faults"])
     assert f"Storm {first['id']} is cleared" in run_ok(lab, f"fault clear {first['id']}")
     run_ok(lab, "fault clear --all")
 

@@ -38,7 +38,7 @@ def set_fault(world: World, kind: FaultKind, vm: str = "", *, scope: str = "", *
 
 
 def fault_entries(world: World) -> list[str]:
-    return [entry.text for entry in world.store.history() if entry.what == "fault"]
+    return [entry.text for entry in world.store.history() if entry.kind == "fault"]
 
 
 def document(world: World, vm: str) -> Any:
@@ -207,7 +207,7 @@ def test_an_incarnation_reset_keeps_pending_events_in_a_new_epoch(world: World) 
 
 def test_an_at_once_fault_for_everything_skips_scopes_that_cannot_have_it(world: World) -> None:
     fault = set_fault(world, FaultKind.NEIGHBOUR_ONLY)
-    assert fault.touched == 2
+    assert fault.applied == 2
     assert sorted(event.vms for event in world.events()) == [("db-1",), ("web-1",)]
     assert document(world, "alone")["Events"] == []
 
@@ -242,7 +242,7 @@ def test_an_event_that_was_not_committed_does_not_count(world: World) -> None:
 
 def test_the_duration_of_an_event_fault_is_lab_time_and_ends_on_time(world: World) -> None:
     """Spec §12."""
-    set_fault(world, FaultKind.NO_NOTICE, "web-0", for_s=600)
+    set_fault(world, FaultKind.NO_NOTICE, "web-0", duration_s=600)
     began = world.now
     world.advance(3600)
     last = world.store.history()[-1]
@@ -301,8 +301,8 @@ def test_a_rollout_completes_even_if_faults_affect_its_events(world: World, kind
 
 
 BAD: list[tuple[FaultKind, dict[str, Any], str]] = [
-    (FaultKind.GONE, {"for_s": 71}, "fault gone lasts 1 min 10 s at most, not 1 min 11 s: give a shorter one"),
-    (FaultKind.GONE, {"for_s": 0}, "duration 0 s of fault gone is too short: give more than 0 s"),
+    (FaultKind.GONE, {"duration_s": 71}, "fault gone lasts 1 min 10 s at most, not 1 min 11 s: give a shorter one"),
+    (FaultKind.GONE, {"duration_s": 0}, "duration 0 s of fault gone is too short: give more than 0 s"),
     (FaultKind.GONE, {"count": 0}, "count 0 of fault gone is too small: give 1 or more"),
     (FaultKind.RESET, {"parameters": {"x": 1}}, "fault reset has no parameter 'x': it has none"),
     (FaultKind.STALE, {"parameters": {"x": 1}}, "fault stale has no parameter 'x': it has 'age_s'"),

@@ -31,7 +31,7 @@ def clear(service: ServiceProcess, **given: Any) -> Any:
 
 
 def restart(service: ServiceProcess, vm: str) -> Any:
-    answer = service.api("POST", "/requests", {"ask": "restart", "vms": [vm]})
+    answer = service.api("POST", "/requests", {"operation": "restart", "vms": [vm]})
     assert answer.status == 202, answer.body
     return answer.json["events"][0]
 
@@ -39,7 +39,7 @@ def restart(service: ServiceProcess, vm: str) -> Any:
 def fault_texts(service: ServiceProcess, **about: str) -> list[str]:
     query = "&".join(f"{name}={value}" for name, value in about.items())
     entries = service.api("GET", f"/history?{query}").json["entries"]
-    return [re.sub(r"local user \w+", "USER", entry["text"]) for entry in entries if entry["what"] == "fault"]
+    return [re.sub(r"local user \w+", "USER", entry["text"]) for entry in entries if entry["kind"] == "fault"]
 
 
 def connected(service: ServiceProcess, vm: str) -> socket.socket:
@@ -81,7 +81,7 @@ def test_the_connection_of_a_client_is_reset(service: ServiceProcess) -> None:
 def test_a_client_waits_for_a_late_first_answer(service: ServiceProcess) -> None:
     set_fault(service, "late-first-answer", vm="alone")
     with connected(service, "alone") as sock:
-        eventually(lambda: service.api("GET", "/faults").json["faults"][0]["touched"] == 1)
+        eventually(lambda: service.api("GET", "/faults").json["faults"][0]["applied"] == 1)
         sock.setblocking(False)
         with pytest.raises(BlockingIOError):
             sock.recv(1)
@@ -185,7 +185,7 @@ def test_each_fault_has_a_test_here() -> None:
 
 def test_a_fault_expires_by_its_count_and_by_its_duration_and_the_history_says_so(service: ServiceProcess) -> None:
     counted = set_fault(service, "gone", vm="scoped-0", count=2)["id"]
-    brief = set_fault(service, "reset", scope="scoped", for_s=0.05)["id"]
+    brief = set_fault(service, "reset", scope="scoped", duration_s=0.05)["id"]
     for _ in range(2):
         service.guest("scoped-0", "GET", POLL)
     ends = eventually(lambda: texts if len(texts := fault_texts(service, scope="scoped")) == 4 else [])
@@ -202,7 +202,7 @@ def test_a_fault_expires_by_its_count_and_by_its_duration_and_the_history_says_s
 
 def test_the_explanation_of_a_vm_names_active_faults_and_affected_requests(service: ServiceProcess) -> None:
     fault = set_fault(service, "internal-error", vm="explain-0", count=5)["id"]
-    everyone = set_fault(service, "no-notice", scope="explain", for_s=3600)["id"]
+    everyone = set_fault(service, "no-notice", scope="explain", duration_s=3600)["id"]
     for _ in range(3):
         assert service.guest("explain-0", "GET", POLL).status == 500
     assert service.guest("explain-1", "GET", POLL).status == 200
@@ -224,7 +224,7 @@ def test_the_explanation_of_a_vm_names_active_faults_and_affected_requests(servi
     lines = [line.get("detail", "") for line in service.api("GET", "/explain/explain-0").json["lines"]]
     assert any(f"no notice: fault {everyone} (no-notice)" in detail for detail in lines)
 
-    assert [f["touched"] for f in clear(service, ids=[fault, everyone])["cleared"]] == [3, 1]
+    assert [f["applied"] for f in clear(service, ids=[fault, everyone])["cleared"]] == [3, 1]
     explanation = service.api("GET", "/explain/explain-0").json
     assert not any("is on for" in text for text in explanation["now"])
     assert any("it affected 3 requests" in line["text"] for line in explanation["lines"])
@@ -249,13 +249,13 @@ def test_faults_are_cleared_by_kind_vm_scope_or_id(service: ServiceProcess) -> N
 def test_a_killed_service_keeps_faults_and_counts(tmp_path: Path) -> None:
     with ServiceProcess(data=tmp_path / "d") as service:
         plain = service.guest("web-0", "GET", POLL).body
-        set_fault(service, "gone", vm="web-0", count=3, for_s=60)
+        set_fault(service, "gone", vm="web-0", count=3, duration_s=60)
         service.guest("web-0", "GET", POLL)
-        eventually(lambda: service.api("GET", "/faults").json["faults"][0]["touched"] == 1)
+        eventually(lambda: service.api("GET", "/faults").json["faults"][0]["applied"] == 1)
         service.kill()
         service.start()
         (fault,) = service.api("GET", "/faults").json["faults"]
-        assert (fault["kind"], fault["left"]) == ("gone", 2)
+        assert (fault["kind"], fault["remaining"]) == ("gone", 2)
         answers = [service.guest("web-0", "GET", POLL) for _ in range(3)]
         assert [answer.status for answer in answers] == [410, 410, 200]
         assert answers[-1].body == plain
@@ -266,7 +266,7 @@ def test_a_service_stops_cleanly_while_answers_are_late_and_slow(tmp_path: Path)
         set_fault(service, "late-first-answer", vm="web-0")
         set_fault(service, "slow-body", vm="web-1", parameters={"take_s": 120})
         with connected(service, "web-0") as late, connected(service, "web-1") as slow:
-            eventually(lambda: [f["touched"] for f in service.api("GET", "/faults").json["faults"]] == [1, 1])
+            eventually(lambda: [f["applied"] for f in service.api("GET", "/faults").json["faults"]] == [1, 1])
             assert service.stop() == 0
             for sock in (late, slow):
                 response = http.client.HTTPResponse(sock)

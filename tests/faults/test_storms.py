@@ -19,14 +19,14 @@ from tests.support.world import World, a_host, a_vm
 TWO = [StormTarget(vm="sub/lab/a", has_neighbour=True), StormTarget(vm="sub/lab/b", has_neighbour=False)]
 
 
-@given(seed=st.integers(0, 2**53), for_s=st.floats(1, 3600))
+@given(seed=st.integers(0, 2**53), duration_s=st.floats(1, 3600))
 @settings(max_examples=100, deadline=None)
-def test_a_storm_depends_only_on_its_seed(seed: int, for_s: float) -> None:
-    faults = plan_storm(seed, TWO, for_s)
-    assert faults == plan_storm(seed, list(reversed(TWO)), for_s)
-    assert all(0 <= fault.after_s < for_s for fault in faults)
+def test_a_storm_depends_only_on_its_seed(seed: int, duration_s: float) -> None:
+    faults = plan_storm(seed, TWO, duration_s)
+    assert faults == plan_storm(seed, list(reversed(TWO)), duration_s)
+    assert all(0 <= fault.after_s < duration_s for fault in faults)
     assert [fault.after_s for fault in faults] == sorted(fault.after_s for fault in faults)
-    longer = plan_storm(seed, TWO, for_s + 600)
+    longer = plan_storm(seed, TWO, duration_s + 600)
     assert longer[: len(faults)] == faults  # a longer storm starts with the same faults
 
 
@@ -36,8 +36,8 @@ def test_every_fault_of_a_storm_is_a_valid_fault(seed: int) -> None:
     for fault in plan_storm(seed, TWO, 3600):
         check_parameters(fault.kind, fault.parameters)
         at_once = FAULT_DEFINITIONS[fault.kind].category is FaultCategory.AT_ONCE
-        assert (fault.count is None, fault.for_s is None) == (at_once, at_once)
-        assert fault_duration_s(fault.kind, fault.count, fault.for_s) == fault.for_s
+        assert (fault.count is None, fault.duration_s is None) == (at_once, at_once)
+        assert fault_duration_s(fault.kind, fault.count, fault.duration_s) == fault.duration_s
         assert fault.kind is not FaultKind.NEIGHBOUR_ONLY or fault.vm == "sub/lab/a"
 
 
@@ -49,7 +49,8 @@ def test_a_long_storm_has_every_kind_that_storms_had_from_the_start() -> None:
 
 def test_a_seed_gives_the_same_storm_on_every_machine_and_in_every_release() -> None:
     assert [
-        (fault.after_s, str(fault.kind), fault.vm[-1], fault.count, fault.for_s) for fault in plan_storm(7, TWO, 60)
+        (fault.after_s, str(fault.kind), fault.vm[-1], fault.count, fault.duration_s)
+        for fault in plan_storm(7, TWO, 60)
     ] == [
         (0, "gone", "b", 8, 26),
         (6, "unknown-version-404", "a", 2, 13),
@@ -79,7 +80,7 @@ def run_storm(world: World, seed: int = 7) -> list[str]:
     world.do(world.control.fault_storms.start(seed, vms, for_s=600, who="ann"))
     for _ in range(20):
         world.advance(90)
-    entries = [entry for entry in world.store.history() if entry.what == "fault"]
+    entries = [entry for entry in world.store.history() if entry.kind == "fault"]
     return [f"{entry.at - begun:.0f} {entry.text}" for entry in entries]
 
 
@@ -125,7 +126,7 @@ def test_a_storm_whose_last_fault_is_set_is_over_in_the_history_after_a_crash_at
 ) -> None:
     world = make_world()
     world.do(world.control.fault_storms.start(7, [world.vm("web-0")], for_s=5, who="ann"))
-    assert len(world.control.faults.active.storms[0].gusts) == 1
+    assert len(world.control.faults.active.storms[0].faults) == 1
     world.store.fail_next(Unavailable("the disk is full"), after=writes)  # type: ignore[attr-defined]
     with suppress(Unavailable):
         world.do(world.control.fault_storms.reconcile())
@@ -143,7 +144,7 @@ def test_a_storm_continues_after_a_restart(make_world: Callable[[], World]) -> N
         restarted.restart()
 
     def kinds(world: World) -> list[str]:
-        texts = (entry.text for entry in world.store.history() if entry.what == "fault")
+        texts = (entry.text for entry in world.store.history() if entry.kind == "fault")
         return [text.partition("(")[2].partition(")")[0] for text in texts if " set for " in text]
 
     assert kinds(restarted) == kinds(uninterrupted)

@@ -289,7 +289,7 @@ def test_a_count_continues_when_other_faults_are_set(run_scenario: Any, fault: A
 
 def test_requests_affected_before_a_restart_count(run_scenario: Any, fault: Any) -> None:
     async def scenario(world: Any) -> None:
-        world.set_faults(fault(FaultKind.GONE, count=5, touched=4))
+        world.set_faults(fault(FaultKind.GONE, count=5, applied=4))
         assert [(await world.ask()).status for _ in range(2)] == [410, 200]
 
     run_scenario(scenario)

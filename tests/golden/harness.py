@@ -76,14 +76,13 @@ HUMAN_KEYS = {
     "summary",
     "remedy",
     "note",
-    "why",
-    "seen",
+    "symptom",
     "detail",
 }
-HUMAN_KEYS |= {"title", "sentences", "title_of_scope", "waitsfor", "waits_for", "shows"}
-SENTENCE_LISTS = {"now", "sentences", "lines", "problems"}  # shown as one sentence, however many there are
+HUMAN_KEYS |= {"title", "scope_title", "waitsfor", "waits_for", "shown_document"}
+SENTENCE_LISTS = {"now", "summary", "lines", "problems"}  # shown as one sentence, however many there are
 SECRET_KEYS = {"secret", "access_token", "id_token", "x5c", "x5t", "n", "kid", "client_secret"}
-MEASURED_KEYS = {"pid", "version", "python", "platform", "bytes", "left_s", "silent_s"}
+MEASURED_KEYS = {"pid", "version", "python", "platform", "bytes", "left_s", "remaining_s", "silent_s"}
 LIFETIME_KEYS = frozenset({"expires_in", "ext_expires_in"})
 _FULL_LIFETIME_S = 3599
 
@@ -115,8 +114,7 @@ class Masks:
     def value(self, value: Any, key: str = "") -> Any:
         """A JSON value, masked. Sentences become `<text>`; keys, types, codes, numbers and words stay."""
         if isinstance(value, dict):
-            told = {self.text(name): self.value(inner, name) for name, inner in value.items()}
-            return told | {"what": "<text>"} if {"what", "remedy"} <= told.keys() else told
+            return {self.text(name): self.value(inner, name) for name, inner in value.items()}
         if isinstance(value, list) and value and key in SENTENCE_LISTS and isinstance(value[0], str):
             return ["<text>"]
         if isinstance(value, list):
@@ -327,7 +325,7 @@ class Service:
         self.good("POST", "/clock/advance", {"by_s": by_s})
 
     def ask(self, ask: str, *vms: str, **more: Any) -> Any:
-        return self.good("POST", "/requests", {"ask": ask, "vms": list(vms), **more})
+        return self.good("POST", "/requests", {"operation": ask, "vms": list(vms), **more})
 
     def endpoint(self, vm: str) -> tuple[str, int]:
         shown = self.good("GET", f"/vms/{vm}")

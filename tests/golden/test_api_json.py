@@ -55,7 +55,7 @@ AREAS = (
         "service",
         "fleet",
         "vms",
-        "keepers",
+        "vm-supervisors",
         "requests",
         "previews",
         "events",
@@ -109,13 +109,13 @@ def fleet_and_vms(api: Api) -> None:
     api("vms", "GET", "/vms/{name}", "/vms/web-0")
     api("vms", "GET", "/vms/{name}", "/vms/nothing", title="unknown")
     api("vms", "POST", "/vms/{name}/perform-maintenance", "/vms/lone-0/perform-maintenance", {}, "nothing pending")
-    api("keepers", "GET", "/keepers")
-    api("keepers", "GET", "/keepers", "/keepers?colour=red", title="an unknown parameter")
+    api("vm-supervisors", "GET", "/vm-supervisors")
+    api("vm-supervisors", "GET", "/vm-supervisors", "/vm-supervisors?colour=red", title="an unknown parameter")
 
 
 def previews(api: Api) -> None:
-    api("previews", "POST", "/requests/preview", body={"ask": "restart", "vms": ["lone-0"]})
-    api("previews", "POST", "/requests/preview", body={"ask": "evict", "vms": ["lone-0"]}, title="not a Spot VM")
+    api("previews", "POST", "/requests/preview", body={"operation": "restart", "vms": ["lone-0"]})
+    api("previews", "POST", "/requests/preview", body={"operation": "evict", "vms": ["lone-0"]}, title="not a Spot VM")
     api("previews", "POST", "/hosts/{name}/degrade/preview", "/hosts/host-1/degrade/preview", {"in_s": 604_800})
     api("previews", "POST", "/hosts/{name}/fail/preview", "/hosts/host-1/fail/preview")
     api("previews", "POST", "/hosts/{name}/confirm-down/preview", "/hosts/host-1/confirm-down/preview", {}, "healthy")
@@ -127,13 +127,17 @@ def previews(api: Api) -> None:
 
 
 def requests_and_events(api: Api) -> None:
-    told = api("requests", "POST", "/requests", body={"ask": "restart", "vms": ["lone-0"]})
+    told = api("requests", "POST", "/requests", body={"operation": "restart", "vms": ["lone-0"]})
     for ask, vm in (("redeploy", "lone-1"), ("evict", "spot"), ("delete", "workers_0"), ("power-off", "lone-2")):
-        api("requests", "POST", "/requests", body={"ask": ask, "vms": [vm]}, title=ask)
-    api("requests", "POST", "/requests", body={"ask": "restart", "vms": ["lone-0"]}, title="again")
-    api("requests", "POST", "/requests", body={"ask": "paint", "vms": ["lone-0"]}, title="an unknown verb")
+        api("requests", "POST", "/requests", body={"operation": ask, "vms": [vm]}, title=ask)
+    api("requests", "POST", "/requests", body={"operation": "restart", "vms": ["lone-0"]}, title="again")
+    api("requests", "POST", "/requests", body={"operation": "paint", "vms": ["lone-0"]}, title="an unknown verb")
     api(
-        "requests", "POST", "/requests", body={"ask": "restart", "vms": ["lone-0"], "colour": 1}, title="unknown member"
+        "requests",
+        "POST",
+        "/requests",
+        body={"operation": "restart", "vms": ["lone-0"], "colour": 1},
+        title="unknown member",
     )
     api("requests", "GET", "/requests/{id}", f"/requests/{told['request']['id']}")
     api("requests", "GET", "/requests/{id}", "/requests/nothing", title="unknown")
@@ -143,9 +147,9 @@ def requests_and_events(api: Api) -> None:
     api("events", "GET", "/events/{id}", "/events/nothing", title="unknown")
     api("events", "POST", "/events/{id}/approve", f"/events/{event}/approve")
     api("events", "POST", "/events/{id}/withdraw", f"/events/{event}/withdraw", {}, "after its start")
-    later = api("requests", "POST", "/requests", body={"ask": "restart", "vms": ["lone-3"]}, title="restart")
+    later = api("requests", "POST", "/requests", body={"operation": "restart", "vms": ["lone-3"]}, title="restart")
     api("events", "POST", "/events/{id}/withdraw", f"/events/{later['events'][0]['id']}/withdraw", {"reason": "later"})
-    pair = api("requests", "POST", "/requests", body={"ask": "restart", "vms": ["lone-3"]}, title="a third time")
+    pair = api("requests", "POST", "/requests", body={"operation": "restart", "vms": ["lone-3"]}, title="a third time")
     ids = {"ids": [pair["events"][0]["id"], "nothing"]}
     api("events", "POST", "/events/withdraw", body=ids)
     api("events", "POST", "/events/approve", body=ids)
@@ -197,7 +201,7 @@ def faults_and_replays(api: Api) -> None:
     api("faults", "DELETE", "/faults/{id}", f"/faults/{first['id']}")
     api("faults", "DELETE", "/faults/{id}", "/faults/nothing", title="unknown")
     api("faults", "POST", "/faults/clear", body={"all": True})
-    storm = api("faults", "POST", "/faults/storm", body={"seed": 7, "for_s": 3600, "vms": ["lone-4"]})
+    storm = api("faults", "POST", "/faults/storm", body={"seed": 7, "duration_s": 3600, "vms": ["lone-4"]})
     api("faults", "DELETE", "/faults/{id}", f"/faults/{storm['id']}", title="a storm")
 
 
@@ -229,8 +233,16 @@ def access(api: Api, console: Console) -> None:
     client = api("access", "POST", "/access/clients", body={"id": "bot", "name": "A bot"})
     api("access", "POST", "/access/clients", body={"id": "bot"}, title="again")
     renewed = api("access", "POST", "/access/clients/{id}/secret", "/access/clients/bot/secret")
-    grant = api("access", "POST", "/access/grants", body={"role": "Reader", "to": client["id"], "over": "lone-0"})
-    api("access", "POST", "/access/grants", body={"role": "King", "to": "bot", "over": "/"}, title="an unknown role")
+    grant = api(
+        "access", "POST", "/access/grants", body={"role": "Reader", "principal": client["id"], "resource": "lone-0"}
+    )
+    api(
+        "access",
+        "POST",
+        "/access/grants",
+        body={"role": "King", "principal": "bot", "resource": "/"},
+        title="an unknown role",
+    )
     api("access", "GET", "/access")
     api("access", "GET", "/access/me")
     token = console.token("bot", renewed["secret"])
@@ -254,7 +266,7 @@ def by_others(walk: Walk, console: Console, token: str) -> None:
     told("a Reader of one VM", "GET", "/access/me", token=token)
     told("a Reader of one VM", "GET", "/access", token=token)
     told("a Reader of one VM", "GET", "/fleet", token=token)
-    told("a Reader of one VM", "POST", "/requests", {"ask": "restart", "vms": ["lone-0"]}, token=token)
+    told("a Reader of one VM", "POST", "/requests", {"operation": "restart", "vms": ["lone-0"]}, token=token)
 
 
 def webhooks(api: Api) -> None:

@@ -352,7 +352,7 @@ def refusals(arm: Arm) -> None:
     """What a client gets that has a role over one VM only."""
     service = arm.console.service
     made = service.good("POST", "/access/clients", {"id": "bot"})
-    service.good("POST", "/access/grants", {"role": "Reader", "to": "bot", "over": "web-12"})
+    service.good("POST", "/access/grants", {"role": "Reader", "principal": "bot", "resource": "web-12"})
     token = arm.console.token("bot", made["secret"])
     for method, target in (
         ("GET", "/virtualMachines"),

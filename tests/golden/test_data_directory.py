@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 def service(root: Path) -> Iterator[Service]:
     """A service on the old directory, once the faults of the storm, which are over in real time, have ended."""
     with Service(root / "data") as running:
-        eventually(lambda: running.good("GET", "/history?limit=1")["entries"][-1]["what"] == "fault")
+        eventually(lambda: running.good("GET", "/history?limit=1")["entries"][-1]["kind"] == "fault")
         yield running
 
 
@@ -52,21 +52,23 @@ def event_of(service: Service, vm: str, kind: str = "Reboot") -> Any:
 
 def stored(service: Service) -> dict[str, Any]:
     """Everything that the API shows of the store."""
-    calls = ("/clock", "/fleet", "/events?all=true&limit=1000", "/rollouts", "/replays", "/keepers", "/access")
+    calls = ("/clock", "/fleet", "/events?all=true&limit=1000", "/rollouts", "/replays", "/vm-supervisors", "/access")
     shown = {call.partition("?")[0].strip("/"): service.good("GET", call) for call in calls}
     faults = service.good("GET", "/faults")["faults"]  # those of the storm are over with it, in real time
     shown["faults"] = [fault for fault in faults if fault["kind"] in ("throttled", "short-notice")]
     hooks = service.good("GET", "/webhooks")["webhooks"]
-    shown["webhooks"] = [{name: hook[name] for name in ("schema", "url", "over", "by", "happenings")} for hook in hooks]
+    shown["webhooks"] = [
+        {name: hook[name] for name in ("schema", "url", "resource", "created_by", "statuses")} for hook in hooks
+    ]
     return shown
 
 
 def told_since(service: Service, seq: int) -> list[str]:
     """The history without what belongs to real time: faults of the storm, and starts of the service."""
     entries = service.good("GET", f"/history?after={seq}&limit=1000")["entries"]
-    entries = [entry for entry in entries if entry["what"] not in ("fault", "service")]
+    entries = [entry for entry in entries if entry["kind"] not in ("fault", "service")]
     since = {entry["seq"]: datetime.fromisoformat(entry["at"]).timestamp() - 2_051_222_400 for entry in entries}
-    return [f"{since[entry['seq']]:g} {entry['what']} {entry['vm'] or entry['scope_id']}" for entry in entries]
+    return [f"{since[entry['seq']]:g} {entry['kind']} {entry['vm'] or entry['scope_id']}" for entry in entries]
 
 
 def newest(service: Service) -> int:
@@ -81,7 +83,9 @@ def test_everything_that_was_stored_is_shown_again(service: Service) -> None:
 def test_the_history_of_the_older_version_is_still_read(service: Service) -> None:
     entries = service.good("GET", "/history?after=0&limit=1000")["entries"]
     began = next(n for n, entry in enumerate(entries) if entry["request_id"])
-    shown = [{name: entry[name] for name in ("seq", "at", "what", "vm", "host", "who")} for entry in entries[began:-1]]
+    shown = [
+        {name: entry[name] for name in ("seq", "at", "kind", "vm", "host", "actor")} for entry in entries[began:-1]
+    ]
     check_golden_json("data/history.json", service.masks().value(shown))
 
 
@@ -93,7 +97,7 @@ def test_pending_events_and_the_rollout_go_on_and_finish(service: Service) -> No
     assert [rollout["progress"] for rollout in service.good("GET", "/rollouts")["rollouts"]] == ["completed"] * 2
     check_golden("data/afterwards.txt", "\n".join(told_since(service, before)) + "\n")
     service.advance(LATE_S)
-    assert all(replay["ended"] for replay in service.good("GET", "/replays")["replays"])
+    assert all(replay["outcome"] for replay in service.good("GET", "/replays")["replays"])
 
 
 @pytest.mark.timeout(60)
@@ -132,8 +136,8 @@ def test_the_journal_of_a_vm_of_namespaces_keeps_its_form(root: Path) -> None:
     masks = Masks()
     (place,) = (root / "data/vms").iterdir()
     shown = [masks.value(json.loads(line)) for line in (place / "journal.jsonl").read_text().splitlines()]
-    kept = json.loads((place / "keeper.json").read_text())
-    check_golden_json("data/namespaces.json", {"journal": shown, "keeper": sorted(kept), "vm": kept["vm"]})
+    kept = json.loads((place / "supervisor.json").read_text())
+    check_golden_json("data/namespaces.json", {"journal": shown, "supervisor": sorted(kept), "vm": kept["vm"]})
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def test_a_fleet_file_takes_the_same_keys(tmp_path: Path) -> None:
         path = tmp_path / f"fleet-{number}.toml"
         path.write_text(f"{table}\n" + "".join(f"{key} = []\n" for key in KEYS), encoding="utf-8")
         told = json.loads(run_command("--data", str(tmp_path), "fleet", "check", str(path), "--json").stderr)
-        refused = {problem["what"] for problem in told["error"]["problems"]}
+        refused = {problem["message"] for problem in told["error"]["problems"]}
         (unknown,) = (what for what in refused if f"'{IMPOSSIBLE}'" in what)
         known = [key for key in KEYS if unknown.replace(f"'{IMPOSSIBLE}'", f"'{key}'") not in refused]
         accepted.append(" ".join([table.rpartition("\n")[2], *known]))

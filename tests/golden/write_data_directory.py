@@ -141,9 +141,9 @@ def write_others(service: Service) -> None:
     service.good("POST", "/replays", {"vm": "web-4", "recording": RECORDING})
     service.good("POST", "/faults", {"kind": "throttled", "vm": "web-5", "count": 2})
     service.good("POST", "/faults", {"kind": "short-notice", "vm": "web-5", "count": 1})
-    service.good("POST", "/faults/storm", {"seed": 7, "for_s": 60, "vms": ["web-5"]})
+    service.good("POST", "/faults/storm", {"seed": 7, "duration_s": 60, "vms": ["web-5"]})
     service.good("POST", "/access/clients", {"id": "bot", "name": "A bot"})
-    service.good("POST", "/access/grants", {"role": "Operator", "to": "bot", "over": "web-0"})
+    service.good("POST", "/access/grants", {"role": "Operator", "principal": "bot", "resource": "web-0"})
     service.good("POST", "/webhooks", {"url": "http://127.0.0.1:1/nobody", "schema": "cloudevents"})
 
 
@@ -181,12 +181,12 @@ def write_vm_of_namespaces(service: Service) -> None:
     words = ["--data", str(service.data), "vm", "run", "inside", "--isolated", "--", "sleep", "600"]
     line = [sys.executable, "-m", "forewarn", *words]
     with subprocess.Popen(line, stdin=subprocess.DEVNULL, env=environment()) as supervisor:
-        eventually(lambda: service.good("GET", "/keepers")["keepers"])
+        eventually(lambda: service.good("GET", "/vm-supervisors")["supervisors"])
         event_id = service.ask("restart", "inside")["events"][0]["id"]
         service.good("POST", f"/events/{event_id}/approve")
         eventually(lambda: _is_performed(service, event_id))
         supervisor.kill()
-    eventually(lambda: not service.good("GET", "/keepers")["keepers"])
+    eventually(lambda: not service.good("GET", "/vm-supervisors")["supervisors"])
 
 
 def _is_performed(service: Service, event_id: str) -> bool:

@@ -93,7 +93,7 @@ def poll(port: int, version: str = "2020-07-01", **headers: str) -> tuple[int, b
 
 async def start_event(service: ServiceProcess, operation: str = "restart", vm: str = "web-0") -> str:
     """Request maintenance and approve it: from then on an act is pending."""
-    answer = await call(service, "POST", "/requests", {"ask": operation, "vms": [vm]})
+    answer = await call(service, "POST", "/requests", {"operation": operation, "vms": [vm]})
     assert answer.status == 202, answer.body
     event_id: str = answer.json["events"][0]["id"]
     assert (await call(service, "POST", f"/events/{event_id}/approve")).status == 200
@@ -151,7 +151,7 @@ def test_a_supervisor_of_an_unknown_vm_is_refused(lab: ServiceProcess) -> None:
 
 def test_a_program_is_not_started_in_a_stopped_vm(killable: ServiceProcess) -> None:
     async def scenario() -> None:
-        killable.api("POST", "/requests", {"ask": "power-off", "vms": ["web-0"]})
+        killable.api("POST", "/requests", {"operation": "power-off", "vms": ["web-0"]})
         killable.api("POST", "/clock/advance", {"by_s": 120})
         async with connected(killable) as supervisor:
             assert supervisor.refusal == "VM 'web-0' is stopped: start it first, with `forewarn power web-0 start`"
@@ -198,7 +198,7 @@ def test_requests_on_the_listener_of_a_vm_are_identified_as_that_vm(lab: Service
 
 
 async def _scheduled(service: ServiceProcess, vm: str) -> str:
-    answer = await call(service, "POST", "/requests", {"ask": "restart", "vms": [vm]})
+    answer = await call(service, "POST", "/requests", {"operation": "restart", "vms": [vm]})
     event_id: str = answer.json["events"][0]["id"]
     return event_id
 
@@ -256,10 +256,10 @@ def test_the_api_shows_supervisors_and_programs(lab: ServiceProcess) -> None:
                 "boot_id": "boot-0",
                 "program": ["sleep", "60"],
             }
-            assert (await call(lab, "GET", "/vms/web-0")).json["keeper"] == expected
-            assert (await call(lab, "GET", "/keepers")).json == {"keepers": [expected]}
-            assert (await call(lab, "GET", "/vms/web-1")).json["keeper"] is None
-        await wait_until(lambda: lab.api("GET", "/keepers").json == {"keepers": []})
+            assert (await call(lab, "GET", "/vms/web-0")).json["supervisor"] == expected
+            assert (await call(lab, "GET", "/vm-supervisors")).json == {"supervisors": [expected]}
+            assert (await call(lab, "GET", "/vms/web-1")).json["supervisor"] is None
+        await wait_until(lambda: lab.api("GET", "/vm-supervisors").json == {"supervisors": []})
 
     run_scenario(scenario())
 
@@ -276,7 +276,7 @@ def test_the_history_says_how_a_program_ended(lab: ServiceProcess) -> None:
 
 def history_text(service: ServiceProcess) -> str:
     entries = service.api("GET", "/history?limit=50").json["entries"]
-    return "\n".join(entry["text"] for entry in entries if entry["what"] == "program")
+    return "\n".join(entry["text"] for entry in entries if entry["kind"] == "program")
 
 
 def test_a_restart_reboots_the_namespace_vm_and_simulates_the_other(lab: ServiceProcess) -> None:
@@ -352,7 +352,7 @@ def test_an_act_on_a_vm_whose_supervisor_died_is_simulated(killable: ServiceProc
             child.kill()
             child.wait()
             await supervisor.disconnect()
-            await wait_until(lambda: killable.api("GET", "/keepers").json == {"keepers": []})
+            await wait_until(lambda: killable.api("GET", "/vm-supervisors").json == {"supervisors": []})
             await asyncio.to_thread(killable.advance, 120)
             note = (await wait_until(lambda: outcome_of(killable, event_id)))["acts"][0]["note"]
             assert note == f"reboot took 30 s; its supervisor (process {child.pid}) is gone, and its program with it"

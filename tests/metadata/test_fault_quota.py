@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from forewarn.core.faults import Fault, FaultKind
 from forewarn.metadata.fault_quota import FaultQuota, LocalFaultQuota, SharedFaultQuota
 
-FAULT = Fault(id="f1", kind=FaultKind.GONE, who="ann", set_at=0.0, name="every VM", count=3)
+FAULT = Fault(id="f1", kind=FaultKind.GONE, set_by="ann", set_at=0.0, name="every VM", count=3)
 ENDLESS = replace(FAULT, id="f2", count=None)
 PROCESSES = 4
 EACH = 200
@@ -47,7 +47,7 @@ def test_a_fault_affects_as_many_requests_as_its_limit(make_quota: Any) -> None:
 
 
 def test_requests_affected_before_count(make_quota: Any) -> None:
-    quota: FaultQuota = make_quota(replace(FAULT, touched=2))
+    quota: FaultQuota = make_quota(replace(FAULT, applied=2))
     assert [quota.consume(FAULT) for _ in range(2)] == [True, False]
 
 
@@ -56,7 +56,7 @@ def test_a_counter_offset_is_kept_while_its_fault_is_active_and_never_reused() -
     assert shared.consume(FAULT)
     other = replace(FAULT, id="f3")
     first = shared.offsets["f1"]
-    both = shared.assign_offsets([replace(FAULT, touched=1), other])
+    both = shared.assign_offsets([replace(FAULT, applied=1), other])
     assert both["f1"] == first
     assert [shared.consume(FAULT) for _ in range(3)] == [True, True, False]
     assert shared.assign_offsets([ENDLESS]) == {}

@@ -87,7 +87,9 @@ def test_rate_limited_polls_are_counted_as_throttled(run_scenario: RunScenario) 
 
 def test_resets_and_store_failures_are_counted(run_scenario: RunScenario) -> None:
     async def scenario(world: World) -> None:
-        world.server.set_faults([Fault(id="f", kind=FaultKind.RESET, who="ann", set_at=0.0, name="a", vm="a", count=1)])
+        world.server.set_faults(
+            [Fault(id="f", kind=FaultKind.RESET, set_by="ann", set_at=0.0, name="a", vm="a", count=1)]
+        )
         client = await world.connect()
         path = b"/metadata/scheduledevents?api-version=2020-07-01"
         client.send(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n")

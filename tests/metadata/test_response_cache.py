@@ -185,7 +185,9 @@ class ServerUnderTest:
     def set_faults(self, faults: list[tuple[FaultKind, str, int | None]]) -> None:
         self.server.faults.set_faults(
             [
-                Fault(id=f"f{number}", kind=kind, who="ann", set_at=0.0, name=vm, vm=vm, scope_id="pair", count=count)
+                Fault(
+                    id=f"f{number}", kind=kind, set_by="ann", set_at=0.0, name=vm, vm=vm, scope_id="pair", count=count
+                )
                 for number, (kind, vm, count) in enumerate(faults)
             ]
         )
@@ -419,7 +421,7 @@ def test_a_fault_of_one_vm_does_not_invalidate_the_cache_of_others(notice: MakeN
         read.append(location)
         return EndpointRules()
 
-    fault = Fault(id="f1", kind=FaultKind.GONE, who="ann", set_at=0.0, name="b", vm="b", scope_id="pair")
+    fault = Fault(id="f1", kind=FaultKind.GONE, set_by="ann", set_at=0.0, name="b", vm="b", scope_id="pair")
 
     async def scenario() -> None:
         subject = ServerUnderTest(notice, use_response_cache=True, limits=Limits())
@@ -433,7 +435,7 @@ def test_a_fault_of_one_vm_does_not_invalidate_the_cache_of_others(notice: MakeN
         transport.send(get())
         other.send(get())
         parsed_once = len(read)
-        for faults in ([fault], [msgspec.structs.replace(fault, touched=3, touched_at=1.0)], []):
+        for faults in ([fault], [msgspec.structs.replace(fault, applied=3, last_applied_at=1.0)], []):
             server.set_faults(faults)
             transport.send(get())
         assert len(read) == parsed_once > 0

@@ -25,10 +25,10 @@ def children_of(pid: int) -> list[str]:
 def test_the_supervisor_of_a_removed_vm_is_not_left_as_a_zombie(tmp_path: Path) -> None:
     with ServiceProcess(data=tmp_path / "data", fleet=FLEET) as service:
         try:
-            eventually(lambda: len(service.api("GET", "/keepers").json["keepers"]) == 2)
+            eventually(lambda: len(service.api("GET", "/vm-supervisors").json["supervisors"]) == 2)
             assert len(children_of(service.pid)) == 2
             assert service.api("DELETE", "/fleet/vms/web-0").status == 200
             eventually(lambda: len(children_of(service.pid)) == 1)
         finally:
             service.api("DELETE", "/fleet/vms/web-1")
-            eventually(lambda: not service.api("GET", "/keepers").json["keepers"])
+            eventually(lambda: not service.api("GET", "/vm-supervisors").json["supervisors"])

@@ -117,7 +117,7 @@ def test_two_hundred_vms_get_their_own_events_and_leave_nothing_behind(
     lab: ServiceProcess, start: Callable[..., Vm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [f"vm-{number}" for number in range(MANY)]
-    answer = lab.api("POST", "/requests", {"ask": "restart", "vms": names})
+    answer = lab.api("POST", "/requests", {"operation": "restart", "vms": names})
     assert answer.status == 202, answer.body
     events = {event["vms"][0]: event["id"] for event in answer.json["events"]}
     before = leftovers()
@@ -131,7 +131,7 @@ def test_two_hundred_vms_get_their_own_events_and_leave_nothing_behind(
         assert (tmp_path / f"{name}.name").read_text() == name
         (event,) = json.loads((tmp_path / f"{name}.document").read_text())["Events"]
         assert (event["EventId"], event["Resources"]) == (events[name], [name])
-    assert sorted(entry["vm"] for entry in lab.api("GET", "/keepers").json["keepers"]) == sorted(names)
+    assert sorted(entry["vm"] for entry in lab.api("GET", "/vm-supervisors").json["supervisors"]) == sorted(names)
     theirs = {name: namespaces_of(vm.pid) for name, vm in vms.items()}
     assert len(set().union(*theirs.values())) == MANY * len(KINDS)
 
@@ -144,6 +144,6 @@ def test_two_hundred_vms_get_their_own_events_and_leave_nothing_behind(
 
     assert codes == [ENDS[number % 4][2] for number in range(MANY)]
     assert leftovers() <= before
-    eventually(lambda: lab.api("GET", "/keepers").json["keepers"] == [])
+    eventually(lambda: lab.api("GET", "/vm-supervisors").json["supervisors"] == [])
     with capsys.disabled():
         print(f" {MANY} VMs up in {up_s:.1f} s, down in {down_s:.1f} s ", end="")

@@ -105,7 +105,7 @@ def by_debian(script: str) -> tuple[str | Path, ...]:
 
 
 def restart(lab: ServiceProcess, vm: str) -> str:
-    answer = lab.api("POST", "/requests", {"ask": "restart", "vms": [vm]})
+    answer = lab.api("POST", "/requests", {"operation": "restart", "vms": [vm]})
     assert answer.status == 202, answer.body
     return str(answer.json["events"][0]["id"])
 

@@ -77,7 +77,7 @@ def run_inside(lab: ServiceProcess, start: Start, tmp_path: Path) -> RunInside:
 
 
 def ask(service: ServiceProcess, what: str, vm: str) -> str:
-    answer = service.api("POST", "/requests", {"ask": what, "vms": [vm]})
+    answer = service.api("POST", "/requests", {"operation": what, "vms": [vm]})
     assert answer.status == 202, answer.body
     event_id: str = answer.json["events"][0]["id"]
     return event_id
@@ -108,7 +108,7 @@ def host_of(service: ServiceProcess, vm: str) -> str:
 
 
 def supervisor_of(service: ServiceProcess, vm: str) -> Any:
-    return service.api("GET", f"/vms/{vm}").json["keeper"]
+    return service.api("GET", f"/vms/{vm}").json["supervisor"]
 
 
 def test_a_restart_approved_from_inside_reboots_the_program(lab: ServiceProcess, run_inside: RunInside) -> None:
@@ -212,7 +212,7 @@ def with_programs(tmp_path: Path) -> Iterator[ServiceProcess]:
 
 def end_supervisors(data: Path) -> None:
     """End the supervisors that a service of this test has started."""
-    for path in (data / "vms").glob("*/keeper.json"):
+    for path in (data / "vms").glob("*/supervisor.json"):
         _end(json.loads(path.read_bytes()))
 
 
@@ -226,7 +226,9 @@ def _end(record: dict[str, Any]) -> None:
 
 
 def supervisor_pids(service: ServiceProcess) -> dict[str, int]:
-    return {supervisor["vm"]: supervisor["pid"] for supervisor in service.api("GET", "/keepers").json["keepers"]}
+    return {
+        supervisor["vm"]: supervisor["pid"] for supervisor in service.api("GET", "/vm-supervisors").json["supervisors"]
+    }
 
 
 def test_programs_of_the_fleet_are_started_and_survive_the_service(
@@ -278,7 +280,7 @@ def test_the_program_of_a_vm_removed_from_the_fleet_ends(with_programs: ServiceP
 
 def shown(service: ServiceProcess) -> str:
     entries = service.api("GET", "/history?limit=100").json["entries"]
-    return "\n".join(entry["text"] for entry in entries if entry["what"] == "program")
+    return "\n".join(entry["text"] for entry in entries if entry["kind"] == "program")
 
 
 def test_a_program_that_fails_is_in_the_history_and_can_be_corrected(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ class Service(Program):
 
     def restart_vm(self, name: str) -> str:
         """Request a restart of the VM; returns the id of the event."""
-        answer = self.api("POST", "/requests", {"ask": "restart", "vms": [name]})
+        answer = self.api("POST", "/requests", {"operation": "restart", "vms": [name]})
         assert answer.status == 202, answer.body
         return str(answer.json["events"][0]["id"])
 

@@ -53,7 +53,10 @@ class PortalUser:
 
     def with_role(self, role: str, *over: str, name: str = "client ci") -> PortalUser:
         """Another user, with this role over these resources."""
-        grants = [Grant(id=f"g{n}", role=Role(role), to="client:ci", over=resource) for n, resource in enumerate(over)]
+        grants = [
+            Grant(id=f"g{n}", role=Role(role), principal="client:ci", resource=resource)
+            for n, resource in enumerate(over)
+        ]
         return PortalUser(self.api, Principal(id=name.replace(" ", ":"), name=name, grants=tuple(grants)))
 
     def get(self, target: str) -> Page:

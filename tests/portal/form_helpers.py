@@ -47,7 +47,7 @@ def submit_form(portal: PortalUser, name: str, fields: Fields) -> Page:
 
 
 def requested_operations(portal: PortalUser) -> list[RequestedOperation]:
-    return [request.ask for request in portal.world.store.requests()]
+    return [request.operation for request in portal.world.store.requests()]
 
 
 def start_rollout(portal: PortalUser) -> str:

@@ -81,7 +81,7 @@ class PortalService:
     def add_client(self, client_id: str = "ann", role: str = "Reader") -> str:
         """Adds a client with this role over everything; returns its secret."""
         secret: str = self.api.post("/access/clients", {"id": client_id})["secret"]
-        self.api.post("/access/grants", {"role": role, "to": client_id, "over": "/"})
+        self.api.post("/access/grants", {"role": role, "principal": client_id, "resource": "/"})
         return secret
 
     def owner(self) -> Api:

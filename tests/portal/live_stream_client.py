@@ -139,7 +139,7 @@ def subscriber_count(world: World) -> int:
 async def commit_entry(world: World, times: int = 1) -> None:
     """Commits history entries that are about no VM."""
     for number in range(times):
-        entry = HistoryEntry(at=world.now, what=EntryKind.UPKEEP, text=f"number {number}")
+        entry = HistoryEntry(at=world.now, kind=EntryKind.UPKEEP, text=f"number {number}")
         await world.store.commit(Commit(entries=(entry,)))
 
 

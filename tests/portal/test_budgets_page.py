@@ -42,7 +42,7 @@ def test_the_page_names_the_rollouts_that_use_a_budget_and_what_they_have_reserv
 
 def test_a_stopped_vm_uses_a_budget_without_a_rollout(portal: PortalUser) -> None:
     submit_form(portal, "budget-set", {"name": "all", "at_most": "50%"})
-    portal.api.post("/requests", {"ask": "power-off", "vms": ["db"]})
+    portal.api.post("/requests", {"operation": "power-off", "vms": ["db"]})
     portal.world.settle()
     (budget,) = portal.get("/portal/budgets?as=json").json["budgets"]
     (row,) = budget["rows"]

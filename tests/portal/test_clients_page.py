@@ -96,14 +96,14 @@ def test_a_vm_that_received_its_event_is_prepared(fleet: Fleet) -> None:
     fleet.polls("db")
     fleet.deliver("db", event_id)
     assert "No VM with a pending event is unprepared." in fleet.get().text
-    assert fleet.client("db")["pending"]["told"] == "given"
+    assert fleet.client("db")["pending"]["delivery"] == "delivered"
 
 
 def test_a_vm_is_prepared_if_another_vm_of_its_scope_received_the_event(fleet: Fleet) -> None:
     event_id = fleet.request_restart("web-0")
     fleet.deliver("web-1", event_id)
     assert fleet.json()["unprepared"] == 0
-    assert fleet.client("web-0")["pending"]["told"] == "neighbour"
+    assert fleet.client("web-0")["pending"]["delivery"] == "neighbour"
     assert "delivered to another VM of the scope only" in fleet.get().text
 
 
@@ -111,7 +111,7 @@ def test_a_polling_vm_receives_its_event_with_the_next_poll(fleet: Fleet) -> Non
     fleet.polls("db")
     fleet.request_restart("db")
     assert fleet.json()["unprepared"] == 0
-    assert fleet.client("db")["pending"]["told"] == "soon"
+    assert fleet.client("db")["pending"]["delivery"] == "pending"
 
 
 def test_a_vm_is_unprepared_if_its_api_version_does_not_list_the_kind(fleet: Fleet) -> None:
@@ -119,20 +119,23 @@ def test_a_vm_is_unprepared_if_its_api_version_does_not_list_the_kind(fleet: Fle
     fleet.polls("spot", version="2017-08-01")
     fleet.world.ask(RequestedOperation.EVICT, "spot")
     assert "1 VM with a pending event is unprepared: spot" in fleet.get().text
-    assert fleet.client("spot")["why"] == "the client polls with 2017-08-01, which does not list Preempt events"
+    assert (
+        fleet.client("spot")["unprepared_reason"]
+        == "the client polls with 2017-08-01, which does not list Preempt events"
+    )
 
 
 def test_a_vm_that_stopped_polling_is_unprepared(fleet: Fleet) -> None:
     fleet.polls("db", SILENT)
     fleet.request_restart("db")
-    assert fleet.client("db")["why"] == "the client stopped polling"
+    assert fleet.client("db")["unprepared_reason"] == "the client stopped polling"
     assert "silent for 1 min 30 s" in fleet.get().text
 
 
 def test_a_vm_that_polled_since_and_did_not_receive_the_event_is_unprepared(fleet: Fleet) -> None:
     fleet.request_restart("db")
     fleet.polls("db", at=fleet.world.now + 1)
-    assert fleet.client("db")["why"] == "the client polls, but has not received the event"
+    assert fleet.client("db")["unprepared_reason"] == "the client polls, but has not received the event"
 
 
 def test_an_event_that_has_started_is_too_late_to_prepare_for(fleet: Fleet) -> None:
@@ -174,7 +177,7 @@ def test_of_several_pending_events_the_undelivered_one_counts(fleet: Fleet) -> N
     fleet.world.do(fleet.world.control.requests.degrade_host("h1", who="ann", notice_s=86400))
     fleet.world.settle()
     data = fleet.client("db")["pending"]
-    assert (data["kind"], data["told"]) == ("Redeploy", "nobody")
+    assert (data["kind"], data["delivery"]) == ("Redeploy", "none")
 
 
 def test_the_clients_page_filters_unprepared_silent_and_never_polling_vms(fleet: Fleet) -> None:
@@ -192,7 +195,7 @@ def test_the_clients_page_filters_unprepared_silent_and_never_polling_vms(fleet:
 def test_a_stopped_vm_is_not_expected_to_poll(fleet: Fleet) -> None:
     fleet.world.ask(RequestedOperation.DEALLOCATE, "db")
     fleet.world.advance(600)
-    assert fleet.client("db")["asks"] == "off"
+    assert fleet.client("db")["polling"] == "off"
     assert "db" not in fleet.names("?only=never")
 
 
@@ -200,7 +203,7 @@ def test_the_clients_page_shows_program_interval_and_api_version(fleet: Fleet) -
     fleet.polls("db", agent="python-requests/2.31", count=42, wait_s=120)
     data = fleet.client("db")
     assert (data["agent"], data["version"], data["polls"]) == ("python-requests/2.31", "2020-07-01", 42)
-    assert (data["gap_s"], data["asks"], data["wait_s"]) == (2.04, "now", 120)
+    assert (data["gap_s"], data["polling"], data["wait_s"]) == (2.04, "now", 120)
     text = fleet.get("?q=DB").text
     assert "python-requests/2.31 2020-07-01 12:00:00 2.0 s long polls" in text
 
@@ -214,7 +217,7 @@ def test_the_clients_page_shows_delivery_delays_and_approvals(fleet: Fleet) -> N
         fleet.world.approve("db", event_id)
         fleet.world.advance(60)
     data = fleet.client("db")
-    assert (data["given_after_s"], data["last_given_after_s"]) == (2.0, 3.0)
+    assert (data["delivered_after_s"], data["last_delivered_after_s"]) == (2.0, 3.0)
     assert data["approvals"] == 2
     assert data["last_approved_at"] == time_text(fleet.world.now - 60)
     assert "3 s 2 s on average 2 last 12:03:00" in fleet.get().text
@@ -280,7 +283,7 @@ def test_the_clients_page_can_be_exported_as_csv(fleet: Fleet) -> None:
     fleet.request_restart("db")
     rows = list(csv.DictReader(io.StringIO(fleet.get("?as=csv").content.decode())))
     row = next(row for row in rows if row["name"] == "db")
-    assert (row["asks"], row["agent"], row["event_kind"], row["told"]) == ("now", "'=cmd()", "Reboot", "soon")
+    assert (row["polling"], row["agent"], row["event_kind"], row["delivery"]) == ("now", "'=cmd()", "Reboot", "pending")
     assert len(rows) == 7
 
 
@@ -322,7 +325,7 @@ def test_every_page_shows_that_a_vm_polls_although_the_clock_jumped(fleet: Fleet
     fleet.polls("db", POLLING)
     clock = fleet.world.clock
     clock.apply_setting(clock.setting_after_jump(fleet.world.now + 7200))
-    assert fleet.client("db")["asks"] == "now"
+    assert fleet.client("db")["polling"] == "now"
     age = "1 s of real time or 2 h of lab time"
     assert f"db polls (the last poll was {age} ago" in fleet.user.get("/portal/vms/db").text
     assert "No handler is polling" not in confirm(fleet.user, "restart", {"vm": "db"}).text

@@ -135,19 +135,19 @@ def test_a_rollout_is_shown_wave_by_wave(portal: PortalUser) -> None:
     assert "Batch 1 done 0 1 of 1 done" in page.text
     assert "Batch 2 in progress 1 0 of 1 done" in page.text
     assert "Events of batch 2" in page.text
-    first = portal.get(f"/portal/rollouts/{rollout}?wave=1")
+    first = portal.get(f"/portal/rollouts/{rollout}?batch=1")
     assert "Events of batch 1" in first.text
     assert [
-        lane["vms"] for lane in portal.get(f"/portal/rollouts/{rollout}?wave=1&as=json").json["course"]["lanes"]
+        lane["vms"] for lane in portal.get(f"/portal/rollouts/{rollout}?batch=1&as=json").json["course"]["lanes"]
     ] == [["web-0"]]
-    refused = portal.request("GET", f"/portal/rollouts/{rollout}?wave=9")
+    refused = portal.request("GET", f"/portal/rollouts/{rollout}?batch=9")
     assert refused.status == 400
     assert "batch 9 does not exist: the last one published so far is 2" in refused.text.lower()
 
 
 def test_the_events_of_a_wave_and_of_a_request_are_paginated(portal_of: Callable[..., PortalUser]) -> None:
     portal = portal_of(vms=[a_vm(f"v{n}") for n in range(45)], hosts=[a_host("h1")])
-    receipt = portal.api.post("/requests", {"ask": "restart", "vms": [f"v{n}" for n in range(45)]})
+    receipt = portal.api.post("/requests", {"operation": "restart", "vms": [f"v{n}" for n in range(45)]})
     target = f"/portal/requests/{receipt['request']['id']}"
     seen = [
         lane["vms"][0]
@@ -179,7 +179,7 @@ def test_long_lists_of_a_host_a_scope_and_an_event_are_paginated(portal_of: Call
 
 def test_the_scope_page_lists_the_first_events_and_links_to_all(portal_of: Callable[..., PortalUser]) -> None:
     portal = portal_of(vms=[a_vm(f"v{n}", availability_set="big") for n in range(30)], hosts=[a_host("h1")])
-    portal.api.post("/requests", {"ask": "restart", "vms": [f"v{n}" for n in range(30)]})
+    portal.api.post("/requests", {"operation": "restart", "vms": [f"v{n}" for n in range(30)]})
     page = portal.get("/portal/scopes/big")
     assert page.html.count(">Reboot</a>") == 10
     assert "And 20 more: all events on the timeline" in page.text

@@ -211,7 +211,12 @@ def test_the_vms_of_a_new_rollout_are_counted_host_by_host_while_others_work() -
     index = build_index(world)
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=tuple(host.name for host in hosts))
     request = MaintenanceRequest(
-        id="r1", ask=RequestedOperation.ROLLOUT, who="bob", at=world.now, targets=rollout.hosts, rollout=rollout
+        id="r1",
+        operation=RequestedOperation.ROLLOUT,
+        requested_by="bob",
+        requested_at=world.now,
+        targets=rollout.hosts,
+        rollout=rollout,
     )
     reads_per_turn: list[int] = []
 

@@ -132,7 +132,7 @@ def test_the_document_of_an_event_in_a_narrow_scope_is_that_of_its_vm(portal_of:
 
 
 def test_a_version_that_does_not_list_the_kind_says_so(portal: PortalUser) -> None:
-    portal.api.post("/requests", {"ask": "evict", "vms": ["spot"]})
+    portal.api.post("/requests", {"operation": "evict", "vms": ["spot"]})
     (event,) = portal.world.events()
     renderings = versions(portal, event.id)
     unlisted = [version for version, rendering in renderings.items() if rendering["hidden"]]
@@ -202,7 +202,7 @@ def test_a_withdrawn_event_was_last_received_as_scheduled(portal: PortalUser) ->
 
 
 def test_an_unlisted_event_was_never_in_a_document(portal: PortalUser) -> None:
-    portal.api.post("/requests", {"ask": "power-off", "vms": ["db"]})
+    portal.api.post("/requests", {"operation": "power-off", "vms": ["db"]})
     (event,) = portal.world.events()
     page = portal.get(f"/portal/events/{event.id}")
     assert "unlisted" in page.text
@@ -223,7 +223,7 @@ def test_each_vm_of_an_event_shows_its_delivery_and_its_act(portal: PortalUser) 
     assert "web-2 no, informed only 12:00:05 2020-07-01 — —" in page.text
     assert 'href="/portal/vms/sub/lab/web-0"' in page.html
     rows = list(csv.DictReader(io.StringIO(portal.get(f"/portal/events/{event_id}?as=csv").content.decode())))
-    assert [(row["vm"], row["hit"], row["outcome"]) for row in rows] == [
+    assert [(row["vm"], row["affected"], row["outcome"]) for row in rows] == [
         ("sub/lab/web-0", "yes", "failed"),
         ("sub/lab/web-2", "no", ""),
     ]
@@ -239,7 +239,7 @@ def test_the_event_of_a_rollout_links_to_it_and_names_its_gate(portal: PortalUse
 
 def test_an_event_links_to_the_events_that_it_replaces(portal: PortalUser) -> None:
     first = request_restart(portal, "db")
-    (event,) = portal.api.post("/requests", {"ask": "redeploy", "vms": ["db"]})["events"]
+    (event,) = portal.api.post("/requests", {"operation": "redeploy", "vms": ["db"]})["events"]
     assert (
         f'<a href="/portal/events/{first}"><code class="id" title="{first}">{first}</code></a>'
         in portal.get(f"/portal/events/{event['id']}").html

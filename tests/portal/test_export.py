@@ -45,7 +45,7 @@ def rows(portal: PortalUser, target: str) -> list[dict[str, str]]:
 
 def commit_entries(portal: PortalUser, count: int, **about: Any) -> None:
     entries = tuple(
-        HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text=f"entry {n}", **about) for n in range(count)
+        HistoryEntry(at=portal.world.now, kind=EntryKind.UPKEEP, text=f"entry {n}", **about) for n in range(count)
     )
     portal.world.do(portal.world.store.commit(Commit(entries=entries)))
 

@@ -61,7 +61,8 @@ class OverviewFixture:
 
     def reader_directory(self, *over: str) -> VisibleDirectory:
         grants = tuple(
-            Grant(id=str(n), role=Role.READER, to="client:ci", over=resource) for n, resource in enumerate(over)
+            Grant(id=str(n), role=Role.READER, principal="client:ci", resource=resource)
+            for n, resource in enumerate(over)
         )
         return VisibleDirectory(self.directory, Principal(id="client:ci", name="client ci", grants=grants))
 

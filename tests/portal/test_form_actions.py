@@ -212,7 +212,7 @@ def test_forms_set_and_clear_a_fault(portal: PortalUser) -> None:
 def test_forms_start_a_storm_and_clear_everything(portal: PortalUser) -> None:
     submit_form(portal, "storm", {"seed": "3", "vm": ["db", "web-0"], "for": "5m"})
     (storm,) = portal.world.control.faults.active.storms
-    assert (storm.seed, storm.for_s) == (3, 300)
+    assert (storm.seed, storm.duration_s) == (3, 300)
     submit_form(portal, "fault-clear", {"all": "yes"})
     assert portal.world.control.faults.active.storms == ()
 
@@ -229,7 +229,7 @@ def test_the_lab_page_shows_a_replay_and_a_form_stops_it(portal: PortalUser) -> 
     assert "Replay for db" in page.text
     assert f"/portal/forms/replay-stop?replay={replay}" in page.html
     submit_form(portal, "replay-stop", {"replay": replay})
-    assert portal.api.get(f"/replays/{replay}")["ended"] == "stopped"
+    assert portal.api.get(f"/replays/{replay}")["outcome"] == "stopped"
     assert "Replay for db" not in portal.get("/portal/lab").text
 
 

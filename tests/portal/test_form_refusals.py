@@ -21,11 +21,17 @@ from tests.portal.form_helpers import (
 
 BY_NAME = {(line.method, line.path): line for line in ROUTES}
 REFUSED: list[tuple[str, Fields, str, str, Any]] = [
-    ("restart", {"vm": "nobody"}, "POST", "/requests", {"ask": "restart", "vms": ["nobody"]}),
-    ("restart", {"vm": "db", "notice": "10s"}, "POST", "/requests", {"ask": "restart", "vms": ["db"], "notice_s": 10}),
-    ("restart", {"vm": ["db", "DB"]}, "POST", "/requests", {"ask": "restart", "vms": ["db", "DB"]}),
-    ("evict", {"vm": "db"}, "POST", "/requests", {"ask": "evict", "vms": ["db"]}),
-    ("start", {"vm": "db"}, "POST", "/requests", {"ask": "start", "vms": ["db"]}),
+    ("restart", {"vm": "nobody"}, "POST", "/requests", {"operation": "restart", "vms": ["nobody"]}),
+    (
+        "restart",
+        {"vm": "db", "notice": "10s"},
+        "POST",
+        "/requests",
+        {"operation": "restart", "vms": ["db"], "notice_s": 10},
+    ),
+    ("restart", {"vm": ["db", "DB"]}, "POST", "/requests", {"operation": "restart", "vms": ["db", "DB"]}),
+    ("evict", {"vm": "db"}, "POST", "/requests", {"operation": "evict", "vms": ["db"]}),
+    ("start", {"vm": "db"}, "POST", "/requests", {"operation": "start", "vms": ["db"]}),
     ("perform-maintenance", {"vm": "db"}, "POST", "/vms/db/perform-maintenance", None),
     ("approve", {"event": "nothing"}, "POST", "/events/nothing/approve", None),
     ("withdraw", {"event": "nothing"}, "POST", "/events/nothing/withdraw", {}),
@@ -43,11 +49,11 @@ REFUSED: list[tuple[str, Fields, str, str, Any]] = [
         {"kind": "gone", "vm": "db", "for": "2h"},
         "POST",
         "/faults",
-        {"kind": "gone", "vm": "db", "for_s": 7200},
+        {"kind": "gone", "vm": "db", "duration_s": 7200},
     ),
     ("fault-clear", {}, "POST", "/faults/clear", {}),
     ("fault-clear", {"fault": "f9"}, "POST", "/faults/clear", {"ids": ["f9"]}),
-    ("storm", {"seed": "1", "for": "2d"}, "POST", "/faults/storm", {"seed": 1, "for_s": 172800}),
+    ("storm", {"seed": "1", "for": "2d"}, "POST", "/faults/storm", {"seed": 1, "duration_s": 172800}),
     ("clock-advance", {"by": "400d"}, "POST", "/clock/advance", {"by_s": 400 * 86400}),
     ("clock-speed", {"speed": "-1"}, "POST", "/clock/speed", {"speed": -1}),
 ]

@@ -17,7 +17,7 @@ from tests.portal.conftest import PortalUser
 
 
 def commit_entries(portal: PortalUser, count: int, what: EntryKind = EntryKind.UPKEEP, **about: Any) -> None:
-    entries = tuple(HistoryEntry(at=portal.world.now, what=what, text=f"entry {n}", **about) for n in range(count))
+    entries = tuple(HistoryEntry(at=portal.world.now, kind=what, text=f"entry {n}", **about) for n in range(count))
     portal.world.do(portal.world.store.commit(Commit(entries=entries)))
 
 
@@ -81,7 +81,7 @@ def test_entries_that_a_user_may_not_see_end_no_filtered_history(portal: PortalU
     commit_entries(portal, invisible, EntryKind.FAULT, scope_id=scope_id)
     commit_entries(portal, 3, scope_id=scope_id)
     user = portal.with_role("Reader", vm_resource_id(portal.world.vm("db")))
-    visible = [e.seq for e in portal.world.store.history(scope_id=scope_id) if e.what is not EntryKind.FAULT][::-1]
+    visible = [e.seq for e in portal.world.store.history(scope_id=scope_id) if e.kind is not EntryKind.FAULT][::-1]
 
     assert shown(user, "scope=db&limit=7") == visible[:7]
     assert shown(user, f"scope=db&limit=7&after={visible[5]}") == visible[:5]
@@ -152,7 +152,9 @@ def test_an_export_of_the_history_equals_the_page(portal: PortalUser) -> None:
 
 
 def test_the_history_escapes_markup_and_formulas(portal: PortalUser) -> None:
-    entry = HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text="=1+1 <script>alert(1)</script>", who='"><b>')
+    entry = HistoryEntry(
+        at=portal.world.now, kind=EntryKind.UPKEEP, text="=1+1 <script>alert(1)</script>", actor='"><b>'
+    )
     portal.world.do(portal.world.store.commit(Commit(entries=(entry,))))
     page = portal.get("/portal/history")
     assert "=1+1 &lt;script&gt;" in page.html

@@ -45,7 +45,7 @@ def advance_loop_time(seconds: float) -> None:
 
 
 async def commit_entry(portal: PortalUser) -> None:
-    entry = HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text="something")
+    entry = HistoryEntry(at=portal.world.now, kind=EntryKind.UPKEEP, text="something")
     await portal.world.store.commit(Commit(entries=(entry,)))
 
 

@@ -59,7 +59,7 @@ def test_a_change_holds_only_what_the_user_may_see(portal: PortalUser) -> None:
             assert data["scopes"] == [portal.world.vm("db").scope_id]
             assert data["vms"] == [[portal.world.vm("db").key, "noticed"]]
             assert data["hosts"] == ["h1"]
-            assert "upkeep" not in data["what"]
+            assert "upkeep" not in data["kinds"]
 
     run_scenario(portal, scenario)
 

@@ -84,7 +84,7 @@ def test_a_change_names_everything_that_changed(portal: PortalUser) -> None:
             assert data["requests"] == [event.request_id]
             assert data["hosts"] == [vm.host]
             assert data["vms"] == [[vm.key, "noticed"]]
-            assert {"requested", "published"} <= set(data["what"])
+            assert {"requested", "published"} <= set(data["kinds"])
             assert data["now"] == time_text(portal.world.now)
             assert data["seq"] == seq == portal.world.store.last_seq()
 
@@ -159,7 +159,7 @@ def test_commits_that_concern_no_page_are_not_sent(portal: PortalUser) -> None:
             await advance_loop_time(live_updates.BATCH_WINDOW_S)
             await commit_entry(portal.world)
             _, data, _ = await page.next("change")
-            assert data["what"] == ["upkeep"]
+            assert data["kinds"] == ["upkeep"]
 
     run_scenario(portal, scenario)
 
@@ -236,7 +236,7 @@ def test_the_widest_allowed_gap_is_sent_as_a_change(portal: PortalUser) -> None:
             portal, f"after={portal.world.store.last_seq() - live_updates.MAX_MISSED_ENTRIES}"
         ) as page:
             kind, data, _ = await page.next("change", "reset")
-            assert (kind, data["what"]) == ("change", ["upkeep"])
+            assert (kind, data["kinds"]) == ("change", ["upkeep"])
 
     run_scenario(portal, scenario)
 

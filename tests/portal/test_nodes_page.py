@@ -87,7 +87,7 @@ class Cluster:
         return self.get(f"?as=json{query}").json
 
     def add_entries(self, *texts: str, what: EntryKind = EntryKind.SERVICE) -> None:
-        entries = tuple(HistoryEntry(at=self.world.now, what=what, who="forewarn", text=text) for text in texts)
+        entries = tuple(HistoryEntry(at=self.world.now, kind=what, actor="forewarn", text=text) for text in texts)
         self.world.do(self.world.store.commit(Commit(entries=entries)))
 
 

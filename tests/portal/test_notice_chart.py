@@ -17,7 +17,7 @@ def an_event(**facts: object) -> Event:
         "scope_id": "vm:sub/lab/db",
         "request_id": "r",
         "cause": Cause.USER_RESTART,
-        "who": "ann",
+        "requested_by": "ann",
         "vms": ("db",),
         "published_at": NOON,
         "not_before": NOON + 900,

@@ -129,7 +129,7 @@ def test_a_grant_counts_in_the_portal_as_in_the_api(
     page = browser.get("/portal/")
     asking = f"ask an administrator for one (`forewarn access grant ROLE --to-external {principal[5:]}`)"
     assert (page.status, asking in page.text) == (403, True)
-    granted = service.api.post("/access/grants", {"role": "Reader", "to": principal, "over": "/"})
+    granted = service.api.post("/access/grants", {"role": "Reader", "principal": principal, "resource": "/"})
     assert browser.get("/portal/").status == 200
     claims = {"aud": "api://forewarn", "exp": read_real_time() + 60, **person}
     headers = {"authorization": f"Bearer {issuer.token(claims)}"}

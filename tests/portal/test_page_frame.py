@@ -28,7 +28,7 @@ def test_a_page_does_not_claim_to_include_commits_made_while_it_was_rendered(por
     """Else a page that continues from its number would never receive them."""
     portal.get("/portal/clients")
     store = portal.world.store
-    entry = HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text="meanwhile")
+    entry = HistoryEntry(at=portal.world.now, kind=EntryKind.UPKEEP, text="meanwhile")
 
     async def both() -> tuple[int, Page]:
         before = store.last_seq()

@@ -78,7 +78,7 @@ def test_a_canary_that_a_check_withdrew_is_counted_once_after_the_resume(portal:
     world.settle()
     path = f"/portal/rollouts/{request.id}?as=json"
     page = portal.get(path).json
-    assert [wave["state"] for wave in page["waves"]] == ["withdrawn"]
+    assert [wave["state"] for wave in page["batches"]] == ["withdrawn"]
     assert page["diagram"]["days"] == []  # no event has started, and none is going to
     assert [domain["state"] for domain in page["scopes"][0]["domains"]] == ["next", "waiting", "waiting"]
     world.advance(600)
@@ -89,4 +89,4 @@ def test_a_canary_that_a_check_withdrew_is_counted_once_after_the_resume(portal:
     starts = [start["times"] for day in page["diagram"]["days"] for start in day["starts"]]
     assert starts == [["12:25"], ["12:40", "12:56"]]
     assert [domain["vms"] for domain in page["scopes"][0]["domains"]] == [1, 1, 1]
-    assert [(wave["state"], wave["done"]) for wave in page["waves"]] == [("withdrawn", 0), ("now", 0)]
+    assert [(wave["state"], wave["done"]) for wave in page["batches"]] == [("withdrawn", 0), ("now", 0)]

@@ -75,7 +75,7 @@ def test_events_that_are_published_within_moments_of_each_other_are_one_wave() -
         scope_id="s",
         request_id="r",
         cause=Cause.HOST_UPDATE,
-        who="ann",
+        requested_by="ann",
         vms=("a",),
         published_at=0.0,
         not_before=9.0,
@@ -151,7 +151,7 @@ def test_the_request_page_shows_what_it_waits_for_and_its_progress(portal: Porta
 
 def test_the_request_page_names_few_of_many_vms_and_counts_equal_waits(portal: PortalUser) -> None:
     names = ["db", "spot", "web-0", "web-1", "web-2"]
-    answer = portal.api.post("/requests", {"ask": "restart", "vms": names})
+    answer = portal.api.post("/requests", {"operation": "restart", "vms": names})
     page = portal.get(f"/portal/requests/{answer['request']['id']}")
     assert "Restart of db, spot, web-0 and 2 more" in page.text
     assert "Waits for 5 events: an approval, or the end of its notice" in page.text
@@ -225,7 +225,7 @@ def test_the_lab_page_lists_faults_with_the_events_they_affected(portal: PortalU
     assert f'href="/portal/events/{event.id}"' in page.html
     assert 'href="/portal/forms/fault-clear?fault=f1"' in page.html
     rows = list(csv.DictReader(io.StringIO(portal.get("/portal/lab?as=csv").content.decode())))
-    assert [(row["fault"], row["touched"]) for row in rows] == [("f1", "1")]
+    assert [(row["fault"], row["applied"]) for row in rows] == [("f1", "1")]
 
 
 def test_the_lab_page_hides_faults_from_users_who_see_only_a_part(portal: PortalUser) -> None:
@@ -284,7 +284,7 @@ def test_the_waves_of_a_running_rollout_have_their_planned_sizes_and_expected_ti
 
 def test_the_page_of_a_rollout_names_the_budget_that_it_waits_for(portal: PortalUser) -> None:
     portal.api.post("/budgets", {"name": "all", "max_vms": 1})
-    portal.api.post("/requests", {"ask": "power-off", "vms": ["db"]})
+    portal.api.post("/requests", {"operation": "power-off", "vms": ["db"]})
     portal.world.settle()
     page = portal.get(f"/portal/rollouts/{start(portal)}")
     assert re.search(r'Waits: the budget "all" allows 1 of \d VMs out of service at once, and db is\.', page.text)

@@ -191,7 +191,7 @@ def test_the_vm_page_is_shown_although_an_expired_fault_cannot_be_removed(portal
     assert reader.get("/portal/vms/db?as=json").json["vm"]["name"] == "db"
     assert reader.get("/portal/vms/db?as=json").json["faults"] == []
     last = portal.world.store.history()[-1]
-    assert (last.who, last.text) == ("forewarn", "fault f1 (throttled) of db expired: it affected 1 request")
+    assert (last.actor, last.text) == ("forewarn", "fault f1 (throttled) of db expired: it affected 1 request")
 
 
 def test_the_list_of_hosts_shows_health_and_vms(portal: PortalUser) -> None:

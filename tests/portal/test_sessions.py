@@ -59,7 +59,7 @@ def test_grants_and_revocations_count_with_the_next_request(service: PortalServi
     service.api.delete(f"/access/grants/{grant['id']}")
     page = ann.get("/portal/")
     assert (page.status, "client ann has no role anywhere" in page.text) == (403, True)
-    service.api.post("/access/grants", {"role": "Reader", "to": "ann", "over": "/"})
+    service.api.post("/access/grants", {"role": "Reader", "principal": "ann", "resource": "/"})
     assert ann.get("/portal/").status == 200
 
 

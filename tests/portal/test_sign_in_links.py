@@ -103,7 +103,7 @@ def test_an_unknown_code_is_rejected(service_with_admin: PortalService, code: st
 
 def test_without_an_administrator_the_owner_signs_in_as_themselves(service: PortalService) -> None:
     link = service.owner().post("/access/links")
-    assert link["signs_in"] == "local user ann"
+    assert link["user"] == "local user ann"
     browser = Browser(service)
     browser.get(link["url"].removeprefix(ORIGIN))
     assert browser.user_name() == "local user ann"
@@ -116,13 +116,13 @@ def test_without_an_administrator_the_owner_signs_in_as_themselves(service: Port
 def test_a_link_does_not_sign_in_an_administrator_without_the_role(service_with_admin: PortalService) -> None:
     (grant,) = service_with_admin.api.get("/access")["grants"]
     service_with_admin.api.delete(f"/access/grants/{grant['id']}")
-    assert service_with_admin.owner().post("/access/links")["signs_in"] == "local user ann"
+    assert service_with_admin.owner().post("/access/links")["user"] == "local user ann"
 
 
 def test_the_owner_signs_in_as_themselves_with_an_external_issuer(api_of: Callable[..., Api]) -> None:
     service = PortalService(api_of(), issuer_url="https://login.example")
     service.add_client(ADMIN_CLIENT_ID, "Administrator")
-    assert service.owner().post("/access/links")["signs_in"] == "local user ann"
+    assert service.owner().post("/access/links")["user"] == "local user ann"
     browser = Browser(service)
     browser.get(new_link(service))
     assert browser.user_name() == "local user ann"
@@ -147,7 +147,7 @@ def test_a_client_creates_links_for_itself_only_as_administrator_of_everything(s
     reader = bearer(service, "ci", service.add_client("ci", "Platform"))
     over_tls = Browser(service, "https://localhost:8443")
     made = over_tls.send("POST", "/forewarn/v1/access/links", b"", root)
-    assert (made.status, made.json["signs_in"]) == (200, "client root")
+    assert (made.status, made.json["user"]) == (200, "client root")
     over_tls.get(made.json["url"].removeprefix(ORIGIN))
     assert over_tls.user_name() == "client root"
     assert over_tls.send("POST", "/forewarn/v1/access/links", b"", reader).status == 403

@@ -42,7 +42,7 @@ def assert_cells_are_labelled(table: str) -> None:
 def test_every_cell_of_a_list_carries_the_name_of_its_column(portal: PortalUser) -> None:
     (event,) = portal.api.restart_of("db")
     rollout = portal.api.post("/rollouts", {"impact": "reboot", "scope": "web"})
-    portal.api.post("/faults", {"kind": "slow-body", "vm": "web-1", "for_s": 86400})
+    portal.api.post("/faults", {"kind": "slow-body", "vm": "web-1", "duration_s": 86400})
     targets = {
         "/portal/timeline": 1,
         "/portal/history": 1,

@@ -40,12 +40,12 @@ def a_row(event_id: str = "E1", *, title: str = "availability set web", **facts:
         "scope_id": "set:sub/lab/web",
         "request_id": "r1",
         "cause": Cause.USER_RESTART,
-        "who": "ann",
+        "requested_by": "ann",
         "vms": ("web-0",),
         "published_at": NOON + 600,
         "not_before": NOON + 1500,
     }
-    return event_row(Event(id=event_id, **{**given, **facts}), title_of_scope=title)
+    return event_row(Event(id=event_id, **{**given, **facts}), scope_title=title)
 
 
 def the_bar(row: EventRow, *, window: TimeWindow = HOUR, now: float = NOON + 900) -> EventBar:

@@ -139,8 +139,8 @@ def test_an_empty_window_links_to_the_newest_and_to_all_current_events(portal: P
 def test_filters_narrow_the_timeline(portal: PortalUser) -> None:
     approved(portal, "web-0")
     portal.api.restart_of("web-1")
-    portal.api.post("/requests", {"ask": "redeploy", "vms": ["pool_0"]})
-    portal.api.post("/requests", {"ask": "power-off", "vms": ["db"]})
+    portal.api.post("/requests", {"operation": "redeploy", "vms": ["pool_0"]})
+    portal.api.post("/requests", {"operation": "power-off", "vms": ["db"]})
     rollout = portal.api.post("/rollouts", {"impact": "update", "hosts": ["h2"]})["id"]
     assert shown(portal, "vm=web-0") == ["Reboot of web-0"]
     assert shown(portal, "scope=pool") == ["Redeploy of pool_0"]
@@ -276,7 +276,7 @@ def test_the_timeline_reads_and_shows_a_bounded_number_of_events(portal_of: Call
     store = RecordingStore()
     vms = [a_vm(f"vm-{n}") for n in range(230)]
     portal = portal_of(LAB_POLICY, vms=vms, hosts=[a_host("h1")], store=store)
-    portal.api.post("/requests", {"ask": "restart", "vms": [vm.name for vm in vms]})
+    portal.api.post("/requests", {"operation": "restart", "vms": [vm.name for vm in vms]})
     portal.get("/portal/timeline")
     store.asked.clear()
     page = portal.get("/portal/timeline")
@@ -290,7 +290,7 @@ def test_past_events_do_not_push_out_live_ones(portal_of: Callable[..., PortalUs
     vms = [a_vm("first"), *(a_vm(f"vm-{n}") for n in range(210))]
     portal = portal_of(LAB_POLICY, vms=vms, hosts=[a_host("h1")])
     portal.api.restart_of("first")
-    portal.api.post("/requests", {"ask": "reapply", "vms": [vm.name for vm in vms[1:]]})
+    portal.api.post("/requests", {"operation": "reapply", "vms": [vm.name for vm in vms[1:]]})
     portal.world.advance(120)
     assert all(event.status is EventState.OVER for event in portal.world.events() if event.vms != ("first",))
     assert "Reboot of first" in shown(portal)
@@ -314,7 +314,7 @@ def test_the_timeline_says_that_its_search_was_bounded(portal_of: Callable[..., 
             scope_id=vms[number % 20].scope_id,
             request_id="r",
             cause=Cause.USER_RESTART,
-            who="ann",
+            requested_by="ann",
             vms=(vms[number % 20].name,),
             published_at=portal.world.now - 60,
             not_before=portal.world.now,

@@ -79,7 +79,7 @@ class CommitChecker:
                 if event.scope_id == scope.id:
                     self._check_event(scope, self.events.get(event.id), event)
                     self.events[event.id] = event
-            has_fault = any(entry.what is EntryKind.FAULT for entry in commit.entries)
+            has_fault = any(entry.kind is EntryKind.FAULT for entry in commit.entries)
             self._check_document(self.scopes.get(scope.id), scope, entries, has_fault=has_fault)
             self._check_scope(scope)
             self.scopes[scope.id] = scope
@@ -105,7 +105,7 @@ class CommitChecker:
         self, old: Scope | None, new: Scope, entries: list[HistoryEntry], *, has_fault: bool = False
     ) -> None:
         """Spec §4.2, DocumentIncarnation."""
-        steps = sum(1 for entry in entries if entry.what in _DOCUMENT_CHANGES and self.events[entry.event_id].listed)
+        steps = sum(1 for entry in entries if entry.kind in _DOCUMENT_CHANGES and self.events[entry.event_id].listed)
         if old is not None and old.epoch == new.epoch:
             if new.incarnation - old.incarnation != steps:
                 self._report("§4.2 the incarnation counts changes", old.incarnation, new.incarnation, entries)
@@ -208,7 +208,7 @@ class CommitChecker:
         if event.calendar is not None and next_start(event.calendar, at) != at:
             self._report("§13.3 no event starts outside of its windows unless it is approved", event, at)
         hold = self.current_hold()
-        if hold is not None and event.cause in ROLLOUT_CAUSES and at > hold.at:
+        if hold is not None and event.cause in ROLLOUT_CAUSES and at > hold.set_at:
             self._report("§13.5 no event of a rollout starts during a hold unless it is approved", event, hold)
 
     def _check_end(self, event: Event) -> None:

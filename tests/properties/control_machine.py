@@ -399,7 +399,7 @@ class ControlMachine(RuleBasedStateMachine):
         events = store.events(request_id=request_id)
         listed = {name for event in events for name in event.vms}
         listed |= {name for planned in store.planned(request_id=request_id) for name in planned.vms}
-        skipped = {e.vm for e in store.history(request_id=request_id) if e.what is EntryKind.SKIPPED}
+        skipped = {e.vm for e in store.history(request_id=request_id) if e.kind is EntryKind.SKIPPED}
         return listed | skipped
 
     def teardown(self) -> None:

@@ -117,8 +117,8 @@ class RolloutMachine(ControlMachine):
         order = StandingOrder(
             within_s=2 * DAY,
             impact=impact,
-            who=VISITOR,
-            at=self.world.now,
+            set_by=VISITOR,
+            set_at=self.world.now,
             calendar=calendar,
             at_once=VISITS_AT_ONCE,
         )
@@ -136,7 +136,9 @@ class RolloutMachine(ControlMachine):
         open_visits = [
             (request.id, request.rollout.hosts[0])
             for request in self.world.store.requests(open_only=True)
-            if request.who == VISITOR and request.rollout is not None and request.rollout.progress in UNFINISHED
+            if request.requested_by == VISITOR
+            and request.rollout is not None
+            and request.rollout.progress in UNFINISHED
         ]
         self.of_removed_hosts |= {request_id for request_id, host in open_visits if host not in hosts}
         under_way = [host for request_id, host in open_visits if request_id not in self.of_removed_hosts]

@@ -44,7 +44,7 @@ def test_one_of_two_concurrent_withdrawals_is_refused(world: CrashingWorld) -> N
     results = world.do(both())
 
     assert [type(result) for result in results].count(Refused) == 1
-    assert len([entry for entry in world.store.history() if entry.what is EntryKind.WITHDRAWN]) == 1
+    assert len([entry for entry in world.store.history() if entry.kind is EntryKind.WITHDRAWN]) == 1
     assert world.scope("web").incarnation == 3
 
 

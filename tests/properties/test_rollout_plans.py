@@ -74,7 +74,7 @@ def check_plan(plan: RolloutPlan, world: World, request: MaintenanceRequest, *, 
     events = world.store.events(request_id=request.id)
     assert sorted(name for event in events for name in event.vms) == sorted(n for wave in plan.waves for n in wave.vms)
     assert sum(wave.size for wave in plan.waves) == plan.vms
-    assert not plan.is_cut
+    assert not plan.is_partial
     settled_at = None
     for wave in plan.waves:
         members = [event for event in events if set(event.vms) & set(wave.vms)]

@@ -137,7 +137,7 @@ def test_replay_prints_each_step_until_the_replay_is_finished(service: ServicePr
 
 def test_replays_can_stop_a_replay_and_says_so(service: ServiceProcess, recording: str) -> None:
     started = json.loads(run(service.data, "replay", recording, "--vm", "web-1", "--no-wait", "--json"))
-    assert (started["step"], started["steps"], started["ended"]) == (1, 2, None)
+    assert (started["step"], started["steps"], started["outcome"]) == (1, 2, None)
     assert started["id"] in run(service.data, "replays")
     printed = run(service.data, "replays", "--stop", started["id"][:13])
     assert re.fullmatch(rf"Replay {started['id']} to web-1 is stopped: stopped by local user \w+\.\n", printed)

@@ -67,7 +67,7 @@ class RecordingVm:
 
 
 def ask(service: ServiceProcess, what: str, vm: str) -> str:
-    answer = service.api("POST", "/requests", {"ask": what, "vms": [vm]})
+    answer = service.api("POST", "/requests", {"operation": what, "vms": [vm]})
     assert answer.status == 202, answer.body
     event_id: str = answer.json["events"][0]["id"]
     return event_id
@@ -112,7 +112,7 @@ def record_two_restarts(service: ServiceProcess, recorder: RecordingVm) -> list[
 def replayed_documents(service: ServiceProcess, vm: str) -> list[Any]:
     """Advance in small steps until the replay ends; return the documents that a VM was shown."""
     documents = [service.poll(vm)]
-    while service.api("GET", "/replays").json["replays"][-1]["ended"] is None:
+    while service.api("GET", "/replays").json["replays"][-1]["outcome"] is None:
         service.advance(5)
         if (document := service.poll(vm)) != documents[-1]:
             documents.append(document)
@@ -134,7 +134,7 @@ def test_recorded_events_are_replayed_to_another_vm(service: ServiceProcess, tmp
     ]
     replay(service, path, "web-1")
     assert normalize(replayed_documents(service, "web-1"), "web-1") == normalize(recorded, "web-0")
-    assert service.api("GET", "/replays").json["replays"][0]["ended"] == "finished"
+    assert service.api("GET", "/replays").json["replays"][0]["outcome"] == "finished"
 
 
 def test_an_eviction_can_be_replayed_to_a_vm_that_is_not_spot_and_stays_running(

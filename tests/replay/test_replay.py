@@ -157,7 +157,7 @@ def test_an_approval_of_a_replayed_event_is_recorded_once_and_changes_nothing(la
     assert lab.world.approve("web-0", event_id) is None
     assert lab.shows() == document
     (entry,) = lab.world.store.history(event_id=event_id)
-    assert (entry.what, entry.who, entry.at) == ("approved", "web-0", NOON + 10)
+    assert (entry.kind, entry.actor, entry.at) == ("approved", "web-0", NOON + 10)
     assert entry.text == "web-0 approved Reboot of web-0, a replayed event: the replay keeps its pace"
 
 
@@ -205,7 +205,7 @@ def test_steps_that_came_due_while_the_service_was_down_are_shown_in_order(lab: 
     lab.start(restart_recording)
     lab.world.clock.apply_setting(lab.world.clock.setting_after_jump(NOON + 70))
     lab.world.restart()
-    texts = [entry.text for entry in lab.world.store.history() if entry.what == "replayed"]
+    texts = [entry.text for entry in lab.world.store.history() if entry.kind == "replayed"]
     assert [text.removeprefix("web-0 is shown ") for text in texts] == [
         "no events",
         "Reboot of web-0 scheduled",
@@ -260,7 +260,7 @@ def test_a_real_event_of_the_scope_ends_the_replay_and_is_shown_at_once(lab: Any
     (event,) = lab.world.ask(RequestedOperation.RESTART, "web-0")
     assert [shown["EventId"] for shown in lab.shows()["Events"]] == [event.id]
     ended = lab.world.control.replays.find(request.id).replay
-    assert (ended.ended, ended.reason) == ("interrupted", f"the scope has an event of its own, {event.id}")
+    assert (ended.outcome, ended.reason) == ("interrupted", f"the scope has an event of its own, {event.id}")
     lab.world.advance(3600)
     assert incarnations(lab) == sorted(set(incarnations(lab)))
     assert lab.shows()["Events"] == []
@@ -317,7 +317,7 @@ def test_stopping_a_replay_shows_the_document_of_the_scope_with_a_new_incarnatio
 def test_the_history_lists_the_steps_of_a_replay(lab: Any, restart_recording: Any) -> None:
     request = lab.start(restart_recording)
     lab.world.advance(100)
-    entries = [(entry.what, entry.text) for entry in lab.world.store.history(request_id=request.id)]
+    entries = [(entry.kind, entry.text) for entry in lab.world.store.history(request_id=request.id)]
     assert entries == [
         ("requested", "ann requested replay of a recording to web-0"),
         ("replayed", "web-0 is shown no events"),
@@ -408,5 +408,5 @@ def _replay(world: World, recording: UploadedRecording, loops: int, data: st.Dat
     world.advance(100)
     replay = world.control.replays.list_replays()[0].replay
     assert replay is not None
-    assert replay.ended == "finished"
+    assert replay.outcome == "finished"
     assert json.loads(world.document("web-0"))["Events"] == []

@@ -17,7 +17,7 @@ from forewarn.store.record import LEASE_S, RecordGroup
 from forewarn.times import parse_time
 from tests.support.control_nodes import MemoryCluster
 
-RESTART = {"ask": "restart", "vms": ["web-0"]}
+RESTART = {"operation": "restart", "vms": ["web-0"]}
 
 
 class Pair:
@@ -90,7 +90,7 @@ def test_a_node_that_resigns_never_shows_the_number_from_before_it_was_active(pa
 
 
 def test_calls_on_the_unix_socket_of_the_standby_are_those_of_its_owner(calm: Pair) -> None:
-    answer = calm.cluster.call(calm.second, "POST", "/requests", {"ask": "reapply", "vms": ["web-0"]})
+    answer = calm.cluster.call(calm.second, "POST", "/requests", {"operation": "reapply", "vms": ["web-0"]})
     assert answer.status_code == 202
     assert answer.json()["request"]["who"].endswith(" on c2")
 
@@ -216,7 +216,7 @@ def test_a_node_that_is_suspended_reads_but_neither_writes_nor_acts(cluster: Mem
     refused = cluster.call(only, "POST", "/requests", RESTART)
     assert refused.status_code == 503
     assert "nothing can be changed, because the lease was not renewed" in refused.json()["error"]["message"]
-    unsure = cluster.call(only, "POST", "/requests", {"ask": "restart", "vms": ["not in this copy"]})
+    unsure = cluster.call(only, "POST", "/requests", {"operation": "restart", "vms": ["not in this copy"]})
     assert unsure.status_code == 503
     assert "cannot be sure that it is still the active one" in unsure.json()["error"]["message"]
 

@@ -39,7 +39,7 @@ def losses_in_history(process: ControlNodeProcess) -> list[str]:
 
 
 def request_reapply(cluster: MemoryCluster, process: ControlNodeProcess, vm: str) -> None:
-    assert cluster.call(process, "POST", "/requests", {"ask": "reapply", "vms": [vm]}).status_code == 202
+    assert cluster.call(process, "POST", "/requests", {"operation": "reapply", "vms": [vm]}).status_code == 202
 
 
 def check_new_epoch(before: dict[str, Scope], after: dict[str, Scope]) -> None:
@@ -126,7 +126,7 @@ def test_a_node_is_suspended_while_its_server_demands_no_standby_although_it_did
     first = cluster.start("c1")
     cluster.until_active(first)
     cluster.server.is_synchronous = False
-    refused = cluster.call(first, "POST", "/requests", {"ask": "reapply", "vms": ["db"]})
+    refused = cluster.call(first, "POST", "/requests", {"operation": "reapply", "vms": ["db"]})
     assert refused.status_code == 503, "before the next renewal, too"
     cluster.until(lambda: first.node.role == "suspended")
     assert "forewarn store without-standby" in first.node.problem

@@ -59,7 +59,7 @@ def test_the_first_start_creates_an_administrator_whose_secret_only_its_owner_ca
     assert secret_matches(secret.read_text().strip(), client.secret_hash)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     (grant,) = store.grants()
-    assert (grant.role, grant.over, grant.to) == (Role.ADMINISTRATOR, "/", "client:admin")
+    assert (grant.role, grant.resource, grant.principal) == (Role.ADMINISTRATOR, "/", "client:admin")
     (entry,) = store.history()
     assert entry.at == NOW
     assert secret.read_text().strip() not in entry.text

@@ -186,7 +186,7 @@ def _set_fault(chance: Random) -> Operation:
         kind=kind,
         vm=_pick(chance) if chance.random() < 0.8 else None,
         count=chance.choice((None, 1, 2)) if has_duration else None,
-        for_s=chance.choice((None, 30.0, 300.0)) if has_duration else None,
+        duration_s=chance.choice((None, 30.0, 300.0)) if has_duration else None,
     )
 
 

@@ -132,7 +132,7 @@ def lost_requests(store: Store, accepted: dict[str, tuple[str, ...]]) -> Iterato
             continue
         listed = {name for event in store.events(request_id=request_id) for name in event.vms}
         listed |= {name for planned in store.planned(request_id=request_id) for name in planned.vms}
-        listed |= {e.vm for e in store.history(request_id=request_id) if e.what is EntryKind.SKIPPED}
+        listed |= {e.vm for e in store.history(request_id=request_id) if e.kind is EntryKind.SKIPPED}
         if missing := set(names) - listed:
             yield f"request {request_id} for {sorted(missing)}"
 

@@ -232,7 +232,7 @@ class Operations:
         target = FaultTarget(name=vm.name, vm=vm, scope_id=vm.scope_id) if vm is not None else FaultTarget()
         if FAULT_DEFINITIONS[operation.kind].category is FaultCategory.TRANSPORT:
             self._simulation.may_mislead |= operation.kind in MISLEADING_FAULTS
-        spec = FaultSpec(kind=operation.kind, target=target, count=operation.count, for_s=operation.for_s)
+        spec = FaultSpec(kind=operation.kind, target=target, count=operation.count, duration_s=operation.duration_s)
         await self._call(self._control.faults.set(spec, who="op"))
 
     # --- events ---

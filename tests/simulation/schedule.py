@@ -110,7 +110,7 @@ class SetFault(BaseOperation, frozen=True, kw_only=True, tag="set-fault"):
     kind: FaultKind
     vm: int | None = None
     count: int | None = None
-    for_s: float | None = None
+    duration_s: float | None = None
 
 
 class ClearFaults(BaseOperation, frozen=True, kw_only=True, tag="clear-faults"):

@@ -257,7 +257,7 @@ class Simulation:
                 if (wrong := check_notice(event, self.service.store)) is not None:
                     self.report("§6.3 the minimum notice", wrong)
         for entry in applied.commit.entries:
-            self.note(f"{entry.what:<10} {entry.text}")
+            self.note(f"{entry.kind:<10} {entry.text}")
         violations, self.commit_checker.violations = self.commit_checker.violations, []
         for violation in violations:
             rule, _, text = violation.partition(":")

@@ -27,8 +27,8 @@ def an_act(**facts: object) -> Act:
 
 def an_event(cause: Cause, *acts: Act) -> Event:
     return Event(
-        id="E", scope_id=VM.scope_id, request_id="r", cause=cause, who="op", vms=("web",), published_at=0, not_before=0,
-        host="h1", status=EventState.STARTED, started_at=0.0, acts=acts,
+        id="E", scope_id=VM.scope_id, request_id="r", cause=cause, requested_by="op", vms=("web",),
+        published_at=0, not_before=0, host="h1", status=EventState.STARTED, started_at=0.0, acts=acts,
     )  # fmt: skip
 
 

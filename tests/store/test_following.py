@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -29,7 +29,6 @@ from forewarn.store.record import (
     chain_hash,
 )
 from forewarn.store.row_changes import encode_changes
-from forewarn.store.schema import REVISIONS
 from forewarn.store.sqlite_file import connect
 from tests.support.memory_record import MemoryRecord, MemoryRecordServer
 from tests.support.replicated_store import open_replicated, take
@@ -219,22 +218,7 @@ def test_a_copy_is_not_a_store_of_its_own(site: Site) -> None:
         SqliteStore.open(site.path)
 
 
-def make_it_of_an_earlier_release(path: Path) -> None:
-    """Undo the last migration of a store."""
-    with closing(connect(path, mode="rw")) as db:
-        db.execute("ALTER TABLE record_position DROP COLUMN hash")
-        db.execute("UPDATE alembic_version SET version_num = ?", (REVISIONS[-2],))
-
-
-def test_a_copy_of_an_earlier_release_is_not_a_store_of_its_own(site: Site) -> None:
-    site.follow()
-    make_it_of_an_earlier_release(site.path)
-    with pytest.raises(Refused, match="is a copy of a record in PostgreSQL"):
-        SqliteStore.open(site.path)
-
-
-@pytest.mark.parametrize("is_earlier", [False, True], ids=["of-this-release", "of-an-earlier-release"])
-def test_a_backup_of_a_copy_is_restored_as_a_store_of_its_own(site: Site, tmp_path: Path, is_earlier: bool) -> None:
+def test_a_backup_of_a_copy_is_restored_as_a_store_of_its_own(site: Site, tmp_path: Path) -> None:
     async def back_up() -> None:
         site.now += 10
         store = open_replicated(site.path, site.server.connect())
@@ -248,8 +232,6 @@ def test_a_backup_of_a_copy_is_restored_as_a_store_of_its_own(site: Site, tmp_pa
         await store.close()
 
     asyncio.run(back_up())
-    if is_earlier:
-        make_it_of_an_earlier_release(tmp_path / "backup")
     restore_backup(tmp_path / "backup", tmp_path / "restored.db", now=1.0)
     asyncio.run(read())
 

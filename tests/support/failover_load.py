@@ -117,7 +117,7 @@ class ClusterLoad:
     def _request(self, vm: str, key: str, chance: random.Random) -> None:
         ends_at = time.monotonic() + LIMIT_S
         while time.monotonic() < ends_at:
-            body, headers = {"ask": "restart", "vms": [vm]}, {"Idempotency-Key": key}
+            body, headers = {"operation": "restart", "vms": [vm]}, {"Idempotency-Key": key}
             try:
                 answer = chance.choice(self._nodes).api("POST", "/requests", body, headers, _PATIENCE_S)
             except _ERRORS:

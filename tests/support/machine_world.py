@@ -69,7 +69,7 @@ class MachineWorld(World):
 
     def entries(self, kind: EntryKind = EntryKind.UNANNOUNCED, after: int = 0) -> list[HistoryEntry]:
         """Return the history entries of a kind."""
-        return [entry for entry in self.store.history(after=after) if entry.what is kind]
+        return [entry for entry in self.store.history(after=after) if entry.kind is kind]
 
     def list_host(self, host: str) -> HostObservation:
         """Return what a host lists now."""

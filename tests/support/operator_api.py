@@ -90,7 +90,10 @@ class Api:
 
     def holding(self, role: str, *over: str, name: str = "client ci") -> Api:
         """The same API, called with this role over these resources; over none, without any role."""
-        grants = [Grant(id=f"g{n}", role=Role(role), to="client:ci", over=resource) for n, resource in enumerate(over)]
+        grants = [
+            Grant(id=f"g{n}", role=Role(role), principal="client:ci", resource=resource)
+            for n, resource in enumerate(over)
+        ]
         principal = Principal(id=name.replace(" ", ":"), name=name, grants=tuple(grants))
         return self.admitting(lambda: principal)
 
@@ -182,7 +185,7 @@ class Api:
         ]
 
     def restart_of(self, *names: str) -> list[dict[str, Any]]:
-        events: list[dict[str, Any]] = self.post("/requests", {"ask": "restart", "vms": list(names)})["events"]
+        events: list[dict[str, Any]] = self.post("/requests", {"operation": "restart", "vms": list(names)})["events"]
         return events
 
 

@@ -1,7 +1,7 @@
 """The real service as a child process, for tests that stop or kill it.
 
     with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
-        service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
+        service.api("POST", "/requests", {"operation": "restart", "vms": ["web-0"]})
         service.poll("web-0")
 
 With `command="serve"` the service identifies VMs by their source addresses, which must be loopback addresses.

@@ -76,7 +76,7 @@ class WebService:
         return created["id"], created["secret"]
 
     def grant(self, role: str, *, to: str, over: str) -> None:
-        answer = self.service.api("POST", "/access/grants", {"role": role, "to": to, "over": over})
+        answer = self.service.api("POST", "/access/grants", {"role": role, "principal": to, "resource": over})
         assert answer.status in (200, 201), answer.body
 
     def events(self, vm: str) -> list[dict[str, Any]]:

@@ -187,4 +187,4 @@ class World:
 
 def transcript_line(entry: HistoryEntry) -> str:
     at = datetime.fromtimestamp(entry.at, UTC)
-    return f"{at:%d %H:%M:%S} {entry.what:<10} {entry.text}"
+    return f"{at:%d %H:%M:%S} {entry.kind:<10} {entry.text}"

@@ -44,7 +44,7 @@ class VmService(ServiceProcess):
 
     def request(self, ask: str, *, notice_s: float = 0) -> str:
         """Request an operation on the VM, with the minimum notice or this one; returns the id of its event."""
-        return self._event_of("/requests", {"ask": ask, "vms": [VM], "notice_s": notice_s})
+        return self._event_of("/requests", {"operation": ask, "vms": [VM], "notice_s": notice_s})
 
     def roll_out(self, impact: str) -> str:
         """Request maintenance of the first host; returns the id of the event of the VM."""

@@ -26,7 +26,7 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
 
 def perform(service: ServiceProcess, ask: str) -> Any:
     """Request an operation on the VM, approve its event if that waits for it, and return its act once it is over."""
-    answer = service.api("POST", "/requests", {"ask": ask, "vms": ["test"]})
+    answer = service.api("POST", "/requests", {"operation": ask, "vms": ["test"]})
     assert answer.status in (200, 201, 202), answer.body
     event = answer.json["events"][0]
     if event["status"] == "scheduled":

@@ -140,14 +140,14 @@ class LibvirtSite:
 
     def recorded(self, what: str = "unannounced") -> list[str]:
         entries = self.service.api("GET", "/history?limit=1000").json["entries"]
-        return [entry["text"] for entry in entries if entry["what"] == what]
+        return [entry["text"] for entry in entries if entry["kind"] == what]
 
     def wait_for(self, text: str, *, what: str = "unannounced") -> None:
         eventually(lambda: any(entry.startswith(text) for entry in self.recorded(what)), within_s=TIMEOUT_S)
 
     def perform(self, ask: str) -> None:
         """Request an operation on the VM, approve its event, and wait until it has succeeded."""
-        event = self.service.api("POST", "/requests", {"ask": ask, "vms": [VM]}).json["events"][0]
+        event = self.service.api("POST", "/requests", {"operation": ask, "vms": [VM]}).json["events"][0]
         if event["status"] == "scheduled":
             self.service.api("POST", f"/events/{event['id']}/approve")
         path = f"/events/{event['id']}"

@@ -47,7 +47,7 @@ def add_tap(host: HostSetup) -> None:
 
 
 def restart(service: ServiceProcess, vm: str) -> str:
-    answer = service.api("POST", "/requests", {"ask": "restart", "vms": [vm]})
+    answer = service.api("POST", "/requests", {"operation": "restart", "vms": [vm]})
     assert answer.status == 202, answer.body
     return str(answer.json["events"][0]["id"])
 

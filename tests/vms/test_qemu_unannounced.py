@@ -35,7 +35,7 @@ def service(site: QemuSite) -> Iterator[QemuService]:
 
 def unannounced(service: QemuService, what: str = "unannounced") -> list[str]:
     entries = service.api("GET", "/history?limit=1000").json["entries"]
-    return [entry["text"] for entry in entries if entry["what"] == what]
+    return [entry["text"] for entry in entries if entry["kind"] == what]
 
 
 def wait_for_entry(service: QemuService, text: str, *, what: str = "unannounced") -> None:

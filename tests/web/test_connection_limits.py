@@ -166,7 +166,7 @@ def test_a_connection_stays_open_while_its_response_takes_long(serve: Any, api: 
 
 
 def test_a_connection_is_closed_when_its_response_is_not_read(serve: Any, api: Any) -> None:
-    entry = HistoryEntry(at=0, what=EntryKind.CLOCK, text="tick" * 250)
+    entry = HistoryEntry(at=0, kind=EntryKind.CLOCK, text="tick" * 250)
     api.world.do(api.world.store.commit(Commit(entries=(entry,) * 2000)))
 
     async def scenario(loop: SkippableTimeLoop, connect: Any) -> int:
@@ -261,7 +261,7 @@ def serve_over_tls(
         if not name:
             raise Unauthenticated("nobody knows you: sign in")
         role = Role.ADMINISTRATOR if name == "admin" else Role.READER
-        found = Principal(id=name, name=name, grants=(Grant(id=name, role=role, to=name, over="/"),))
+        found = Principal(id=name, name=name, grants=(Grant(id=name, role=role, principal=name, resource="/"),))
         claim_connection(request, found)
         callers.append(name)
         return found

@@ -24,7 +24,9 @@ TOTAL = 64  # at a limit of 256 open files
 
 
 def principal(name: str, role: Role = Role.READER) -> Principal:
-    return Principal(id=f"client:{name}", name=f"client {name}", grants=(Grant(id=name, role=role, to=name, over="/"),))
+    return Principal(
+        id=f"client:{name}", name=f"client {name}", grants=(Grant(id=name, role=role, principal=name, resource="/"),)
+    )
 
 
 class Console:

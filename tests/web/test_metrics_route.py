@@ -83,7 +83,7 @@ def test_a_portal_session_may_read_metrics(metrics_api: Api) -> None:
 
 
 def test_a_portal_session_needs_the_same_right_for_metrics(metrics_api: Api) -> None:
-    grant = Grant(id="g", role=Role.READER, to="client:ci", over=GROUP)
+    grant = Grant(id="g", role=Role.READER, principal="client:ci", resource=GROUP)
     user = Principal(id="client:ci", name="client ci", grants=(grant,))
     assert scrape(_with_session_of(metrics_api, user)).status == 403
 

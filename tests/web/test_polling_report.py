@@ -14,9 +14,9 @@ from tests.support.world import World, a_host, a_vm
 @pytest.mark.parametrize(
     ("narrow", "polls", "awareness"),
     [
-        (False, "web-1", EventAwareness.SOON),
+        (False, "web-1", EventAwareness.PENDING),
         (True, "web-1", EventAwareness.NO_VM),
-        (True, "web-0", EventAwareness.SOON),
+        (True, "web-0", EventAwareness.PENDING),
     ],
     ids=["a neighbour will see it", "a neighbour will not see it", "the VM itself will see it"],
 )

@@ -80,10 +80,10 @@ def test_an_explanation_says_what_is_unusual_about_a_vm(
 def test_the_history_has_a_kind_of_its_own_for_them_and_owners_of_the_vm_see_it(world: MachineWorld, api: Api) -> None:
     move_by_hand(world)
     for reader in (api, api.holding("Reader", VM)):
-        (entry,) = [e for e in reader.get("/history?vm=web")["entries"] if e["what"] == "unannounced"]
+        (entry,) = [e for e in reader.get("/history?vm=web")["entries"] if e["kind"] == "unannounced"]
         assert (entry["text"], entry["vm"], entry["host"]) == (MOVED, "web", "h2")
     stranger_sees = api.holding("Reader", VM.replace("/web", "/db")).get("/history")["entries"]
-    assert [entry for entry in stranger_sees if entry["what"] == "unannounced"] == []
+    assert [entry for entry in stranger_sees if entry["kind"] == "unannounced"] == []
 
 
 def test_the_pages_of_the_vm_and_of_the_history_show_them(world: MachineWorld, api: Api) -> None:

@@ -25,27 +25,27 @@ def remove(delivery: Any, webhook_id: str) -> Any:
 
 
 def entries(delivery: Any) -> list[tuple[str, str]]:
-    return [(entry.who, entry.text) for entry in delivery.world.store.history() if entry.what is EntryKind.WEBHOOK]
+    return [(entry.actor, entry.text) for entry in delivery.world.store.history() if entry.kind is EntryKind.WEBHOOK]
 
 
 def test_a_webhook_is_stored_as_specified(delivery: Any) -> None:
     given = {
         "schema": WebhookSchema.CLOUD_EVENTS,
-        "over": "/subscriptions/sub/",
+        "resource": "/subscriptions/sub/",
         "opted_in_only": True,
         "secret": "s" * 16,
     }
-    happenings = (EventGridStatus.CANCELED, EventGridStatus.STARTED, EventGridStatus.STARTED)
-    webhook = add(delivery, happenings=happenings, **given)
+    statuses = (EventGridStatus.CANCELED, EventGridStatus.STARTED, EventGridStatus.STARTED)
+    webhook = add(delivery, statuses=statuses, **given)
     assert delivery.world.store.webhooks() == [webhook]
-    assert (webhook.url, webhook.over, webhook.secret) == (URL, "/subscriptions/sub", "s" * 16)
-    assert webhook.happenings == (EventGridStatus.STARTED, EventGridStatus.CANCELED)
-    assert (webhook.by, webhook.at) == ("ann", delivery.world.now)
+    assert (webhook.url, webhook.resource, webhook.secret) == (URL, "/subscriptions/sub", "s" * 16)
+    assert webhook.statuses == (EventGridStatus.STARTED, EventGridStatus.CANCELED)
+    assert (webhook.created_by, webhook.created_at) == ("ann", delivery.world.now)
 
 
 def test_a_webhook_gets_all_statuses_and_a_strong_secret_by_default(delivery: Any) -> None:
     first, second = add(delivery), add(delivery)
-    assert first.happenings == tuple(EventGridStatus)
+    assert first.statuses == tuple(EventGridStatus)
     assert len(first.secret) == 43
     assert first.secret != second.secret
 
@@ -58,7 +58,7 @@ def test_an_address_that_the_service_may_not_call_is_rejected_at_once(delivery: 
 
 
 def test_the_history_names_who_added_and_removed_a_webhook_without_secrets(delivery: Any) -> None:
-    webhook = add(delivery, over="/subscriptions/sub")
+    webhook = add(delivery, resource="/subscriptions/sub")
     assert remove(delivery, webhook.id) == webhook
     assert delivery.world.store.webhooks() == []
     name = f"webhook {webhook.id} (hooks.example.org)"
@@ -117,7 +117,7 @@ def test_a_weak_secret_is_rejected_and_not_repeated(delivery: Any, secret: str) 
 
 def test_an_invalid_resource_is_rejected(delivery: Any) -> None:
     with pytest.raises(Rejected, match="'/nothing' is not a resource"):
-        add(delivery, over="/nothing")
+        add(delivery, resource="/nothing")
 
 
 def test_a_webhook_whose_receiver_fails_validation_is_not_added(delivery: Any, receiver: WebhookReceiver) -> None:

@@ -33,7 +33,7 @@ def names(receiver: WebhookReceiver) -> list[str]:
 
 
 def add_unmatched_entries(delivery: Any, count: int) -> None:
-    entries = tuple(HistoryEntry(at=1.0, what=EntryKind.SERVICE, text="nothing of interest") for _ in range(count))
+    entries = tuple(HistoryEntry(at=1.0, kind=EntryKind.SERVICE, text="nothing of interest") for _ in range(count))
     delivery.world.do(delivery.world.store.commit(Commit(entries=entries)))
 
 
@@ -225,8 +225,8 @@ def test_a_webhook_added_at_runtime_gets_messages_from_then_on(delivery: Any, re
 
 def test_a_webhook_gets_only_messages_that_match_its_filter(delivery: Any, receivers: Make) -> None:
     db_only, ends = receivers(), receivers()
-    delivery.hook(db_only, "db", over=DB)
-    delivery.hook(ends, "ends", happenings=(EventGridStatus.COMPLETED, EventGridStatus.CANCELED))
+    delivery.hook(db_only, "db", resource=DB)
+    delivery.hook(ends, "ends", statuses=(EventGridStatus.COMPLETED, EventGridStatus.CANCELED))
     delivery.restart_of("web")
     delivery.restart_of("db")
     delivery.deliver(db_only, 3)
@@ -264,7 +264,7 @@ def test_a_cursor_that_cannot_be_saved_does_not_stop_delivery(delivery: Any, rec
     delivery.world.store.fail_next(Unavailable("the disk is full: make room"))
     delivery.deliver(receiver, 3)
     assert statuses(receiver) == RESTART
-    last = [entry.seq for entry in delivery.world.store.history() if entry.what is EntryKind.FINISHED]
+    last = [entry.seq for entry in delivery.world.store.history() if entry.kind is EntryKind.FINISHED]
     assert delivery.cursor() == last[-1]
 
 

@@ -142,9 +142,9 @@ def test_a_webhook_without_rollouts_gets_only_events(delivery: Any, receiver: We
     [
         ({}, True),
         ({"rollouts": False}, False),
-        ({"over": "/subscriptions/sub"}, False),
-        ({"happenings": (EventGridStatus.STARTED,)}, False),
-        ({"happenings": (EventGridStatus.STARTED,), "rollouts": True}, True),
+        ({"resource": "/subscriptions/sub"}, False),
+        ({"statuses": (EventGridStatus.STARTED,)}, False),
+        ({"statuses": (EventGridStatus.STARTED,), "rollouts": True}, True),
         ({"opted_in_only": True}, False),
     ],
 )
@@ -154,5 +154,5 @@ def test_a_new_webhook_that_nothing_filters_gets_rollouts(delivery: Any, wanted:
 
 def test_rollouts_of_a_part_of_the_fleet_are_rejected(delivery: Any) -> None:
     with pytest.raises(Rejected, match="leave out the rollouts, or the resource"):
-        add(delivery, over="/subscriptions/sub", rollouts=True)
+        add(delivery, resource="/subscriptions/sub", rollouts=True)
     assert delivery.world.store.webhooks() == []

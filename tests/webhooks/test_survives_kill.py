@@ -42,7 +42,7 @@ def work(service: ServiceProcess, rng: random.Random, stop: threading.Event) -> 
     """Requests restarts, approves some and withdraws others; goes on while the service is down."""
     while not stop.is_set():
         try:
-            answer = service.api("POST", "/requests", {"ask": "restart", "vms": [rng.choice(VMS)]})
+            answer = service.api("POST", "/requests", {"operation": "restart", "vms": [rng.choice(VMS)]})
             if answer.status == 202:
                 action = rng.choice(["approve", "approve", "withdraw"])
                 for event in answer.json["events"]:
@@ -60,7 +60,7 @@ def expected_messages(service: ServiceProcess) -> list[tuple[str, str]]:
     """The messages that must have arrived, from the history."""
     entries = service.api("GET", "/history?after=0&limit=100000").json["entries"]
     listed = {e["id"] for e in service.api("GET", "/events?all=true&limit=100000").json["events"] if e["listed"]}
-    return [(e["event_id"], MEANING[e["what"]]) for e in entries if e["what"] in MEANING and e["event_id"] in listed]
+    return [(e["event_id"], MEANING[e["kind"]]) for e in entries if e["kind"] in MEANING and e["event_id"] in listed]
 
 
 def wait_until_delivered(service: ServiceProcess) -> None:

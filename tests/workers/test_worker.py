@@ -408,7 +408,7 @@ def test_a_worker_reports_observations_on_request_and_before_it_ends() -> None:
 
 
 def test_the_request_limit_of_a_fault_is_shared_by_all_workers() -> None:
-    fault = Fault(id="f1", kind=FaultKind.EMPTY_BODY, who="ann", set_at=0.0, name="every VM", count=3)
+    fault = Fault(id="f1", kind=FaultKind.EMPTY_BODY, set_by="ann", set_at=0.0, name="every VM", count=3)
     quota, other_quota = SharedFaultQuota.create(), SharedFaultQuota.create()
     other_quota.file, other_quota.offsets = quota.file, dict(quota.assign_offsets([fault]))
 

@@ -83,7 +83,7 @@ def parse_config(text: str, source: str = "agent.toml") -> AgentConfig:
         root = ConfigTable(tomllib.loads(text), (), "the file", index_lines(text), problems)
     except ValueError as error:
         line = error_line(str(error), text)
-        what = ConfigProblem(line=line, what=f"this is not TOML ({error})", remedy="correct that line")
+        what = ConfigProblem(line=line, message=f"this is not TOML ({error})", remedy="correct that line")
         raise BadConfig([what], source=source) from error
     config = _read_config(root)
     if problems:

@@ -20,12 +20,12 @@ class ConfigProblem:
     """One problem of the agent's configuration file: its line, what is wrong, and a remedy."""
 
     line: int  # counted from 1; for a missing key that of its table
-    what: str  # what is wrong, for people
+    message: str  # what is wrong, for people
     remedy: str  # what to do about it, for people, such as "did you mean 'rules'?"
 
     def format(self, source: str) -> str:
         """Return the problem as one text, `source:line: what: remedy`; `source` is the name of the file."""
-        return f"{source}:{self.line}: {self.what}: {self.remedy}"
+        return f"{source}:{self.line}: {self.message}: {self.remedy}"
 
 
 class BadConfig(Rejected):
@@ -56,7 +56,7 @@ class ConfigTable:
     def add_problem(self, key: str, what: str, remedy: str) -> None:
         """Append a problem to the list of the whole file, at the line of `key`; "" means the table itself."""
         path = (*self._path, key) if key else self._path
-        self._problems.append(ConfigProblem(line=self._lines.line_of(path), what=what, remedy=remedy))
+        self._problems.append(ConfigProblem(line=self._lines.line_of(path), message=what, remedy=remedy))
 
     def read_text(self, key: str, default: str = "") -> str:
         """Return the non-empty string under `key`; `default` if the key is absent or its value is wrong."""

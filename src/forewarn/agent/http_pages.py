@@ -43,4 +43,4 @@ def _health_page(tracker: EndpointHealthTracker) -> AgentPage:
 
 def _ready_page(status: MaintenanceStatus) -> AgentPage:
     reasons = [f"step {hold.step} is in effect for {hold.kind} {hold.event}" for hold in status.holds]
-    return json_page({"ready": not reasons, "why": reasons}, 503 if reasons else 200)
+    return json_page({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)

@@ -43,8 +43,10 @@ class NewGrant(StrictBody, frozen=True, kw_only=True):
     """
 
     role: Role
-    to: NonEmptyText  # may begin with `client:` or `vm:`, which is needed if a client and a VM have the same name
-    over: NonEmptyText  # the role applies to this resource and everything within it
+    principal: (
+        NonEmptyText  # may begin with `client:` or `vm:`, which is needed if a client and a VM have the same name
+    )
+    resource: NonEmptyText  # the role applies to this resource and everything within it
 
 
 class AccessClientView(BaseView, frozen=True, kw_only=True):
@@ -53,8 +55,8 @@ class AccessClientView(BaseView, frozen=True, kw_only=True):
     id: str  # in lower case
     name: str  # for people; "": none
     principal: str  # its principal id in grants: `client:ID`
-    by: str  # the name of who added it
-    at: Timestamp  # lab time
+    created_by: str  # the name of who added it
+    created_at: Timestamp  # lab time
 
 
 class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
@@ -64,7 +66,7 @@ class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
     """
 
     secret: str  # in plain text
-    kept_in: str  # the file with the administrator's secret, which this call does not change; "": another client
+    secret_file: str  # the file with the administrator's secret, which this call does not change; "": another client
 
 
 class GrantView(BaseView, frozen=True, kw_only=True):
@@ -73,11 +75,11 @@ class GrantView(BaseView, frozen=True, kw_only=True):
     id: str  # a GUID, lower case
     role: Role
     rights: tuple[Right, ...]  # that the role includes
-    to: str  # the id of the principal that has the role, such as `client:ci`
-    to_name: str  # the principal's name, for people; its id if it is unknown
-    over: str  # a resource id; "/": everything
-    by: str  # the name, for people, of the principal that granted it; "forewarn" or "": the service itself
-    at: Timestamp  # lab time
+    principal: str  # the id of the principal that has the role, such as `client:ci`
+    principal_name: str  # the principal's name, for people; its id if it is unknown
+    resource: str  # a resource id; "/": everything
+    granted_by: str  # the name, for people, of the principal that granted it; "forewarn" or "": the service itself
+    granted_at: Timestamp  # lab time
 
 
 class RemovedClientView(AccessClientView, frozen=True, kw_only=True):
@@ -108,7 +110,7 @@ class SignInLinkView(BaseView, frozen=True, kw_only=True):
     """A link that signs the user `signs_in` in to the portal once, until `ends_at`."""
 
     url: str  # a secret: anybody who opens it first is signed in
-    signs_in: str  # the name of the user that it signs in
+    user: str  # the name of the user that it signs in
     ends_at: Timestamp  # POSIX seconds in real time
 
 
@@ -149,10 +151,10 @@ async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedCl
 
 async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant) -> GrantView:
     """Grant a role to a client, a VM or a user of an external issuer; an existing grant stays as it is."""
-    to = _resolve_principal(context, body.to)
+    to = _resolve_principal(context, body.principal)
     name = _principal_names(context, [to])[to]
     granted = await context.control.access.grant(
-        body.role, to=to, over=_resolve_resource(context, body.over), who=context.caller_name, name=name
+        body.role, to=to, over=_resolve_resource(context, body.resource), who=context.caller_name, name=name
     )
     return _grant_view(granted, name)
 
@@ -160,7 +162,7 @@ async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant)
 async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
     """Revoke a granted role."""
     found = context.control.access.find_grant(call.path_params["id"])
-    name = _principal_names(context, [found.to])[found.to]
+    name = _principal_names(context, [found.principal])[found.principal]
     return _grant_view(await context.control.access.revoke(found.id, who=context.caller_name, name=name), name)
 
 
@@ -172,7 +174,7 @@ async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> Sig
     identity = sign_in_link_identity(context.principal, sign_in, context.store)
     link = links.create(identity)
     name = context.caller_name if identity.is_owner else principal_for_claims(identity.claims, context.store).name
-    return SignInLinkView(url=link.url, signs_in=name, ends_at=timestamp(link.ends_at))
+    return SignInLinkView(url=link.url, user=name, ends_at=timestamp(link.ends_at))
 
 
 def _resolve_principal(context: RequestContext, text: str) -> str:
@@ -230,8 +232,8 @@ def _set_resource(scope: Scope, text: str) -> str:
 
 
 def _grant_views(context: RequestContext, grants: list[Grant]) -> tuple[GrantView, ...]:
-    names = _principal_names(context, {grant.to for grant in grants})
-    return tuple(_grant_view(grant, names[grant.to]) for grant in grants)
+    names = _principal_names(context, {grant.principal for grant in grants})
+    return tuple(_grant_view(grant, names[grant.principal]) for grant in grants)
 
 
 def _principal_names(context: RequestContext, principals: list[str] | set[str]) -> dict[str, str]:
@@ -247,11 +249,11 @@ def _grant_view(grant: Grant, name: str) -> GrantView:
         id=grant.id,
         role=grant.role,
         rights=tuple(right for right in Right if right in ROLE_RIGHTS[grant.role]),
-        to=grant.to,
-        to_name=name,
-        over=grant.over,
-        by=grant.by,
-        at=timestamp(grant.at),
+        principal=grant.principal,
+        principal_name=name,
+        resource=grant.resource,
+        granted_by=grant.granted_by,
+        granted_at=timestamp(grant.granted_at),
     )
 
 
@@ -259,7 +261,7 @@ def _with_secret_view(context: RequestContext, credentials: ClientCredentials) -
     console = context.dependencies.service_info().get("console") or {}
     is_administrator = credentials.client.id == console.get("client_id")
     kept_in = str(console.get("admin_secret") or "") if is_administrator else ""
-    return ClientWithSecretView(secret=credentials.secret, kept_in=kept_in, **_client_fields(credentials.client))
+    return ClientWithSecretView(secret=credentials.secret, secret_file=kept_in, **_client_fields(credentials.client))
 
 
 def _client_view(client: RegisteredClient) -> AccessClientView:
@@ -271,6 +273,6 @@ def _client_fields(client: RegisteredClient) -> dict[str, Any]:
         "id": client.id,
         "name": client.name,
         "principal": client.principal_id,
-        "by": client.by,
-        "at": timestamp(client.at),
+        "created_by": client.created_by,
+        "created_at": timestamp(client.created_at),
     }

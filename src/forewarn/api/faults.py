@@ -25,7 +25,7 @@ async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) 
         kind=parse_fault_kind(body.kind),
         target=_resolve_target(context, body),
         count=body.count,
-        for_s=body.for_s,
+        duration_s=body.duration_s,
         parameters=body.parameters,
     )
     fault = await context.control.faults.set(spec, who=context.caller_name)
@@ -68,7 +68,7 @@ async def start_fault_storm(context: RequestContext, call: HandlerCall, body: Ne
     vms = [context.directory.find(name) for name in body.vms]
     reject_duplicates(body.vms, [vm.key for vm in vms])
     storm = await context.control.fault_storms.start(
-        body.seed, vms or context.store.vms(), for_s=body.for_s, who=context.caller_name
+        body.seed, vms or context.store.vms(), for_s=body.duration_s, who=context.caller_name
     )
     await context.wait_for_reconciler()
     return storm_view(context, next((s for s in context.control.faults.active.storms if s.id == storm.id), storm))

@@ -85,7 +85,7 @@ async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
     fields = {name: getattr(view, name) for name in view.__struct_fields__}
     supervisor = context.dependencies.vm_supervisors().get(vm.key)
     supervisor_view = vm_supervisor_view(vm.name, supervisor) if supervisor is not None else None
-    return VmWithEvents(events=view_builder.events(live), keeper=supervisor_view, **fields)
+    return VmWithEvents(events=view_builder.events(live), supervisor=supervisor_view, **fields)
 
 
 async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFileBody) -> FleetCheckView:
@@ -263,7 +263,7 @@ async def list_vm_supervisors(context: RequestContext, call: HandlerCall) -> VmS
     supervisors = sorted(context.dependencies.vm_supervisors().items())
     with_vms = ((context.store.vm(key), supervisor) for key, supervisor in supervisors)
     return VmSupervisorsView(
-        keepers=tuple(
+        supervisors=tuple(
             vm_supervisor_view(vm.name, supervisor)
             for vm, supervisor in with_vms
             if vm is not None and context.can_see(vm)

@@ -35,7 +35,7 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
     letter case of names is ignored.
     """
 
-    ask: Literal[
+    operation: Literal[
         "restart",
         "redeploy",
         "evict",
@@ -62,7 +62,7 @@ def vms_asked_for(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 async def create_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> ReceiptView:
     """Request an operation on VMs: it is accepted for all of them or for none."""
     receipt = await context.control.requests.request_for_vms(
-        RequestedOperation(body.ask),
+        RequestedOperation(body.operation),
         _named_vms(context, body),
         who=context.caller_name,
         notice_s=body.notice_s,
@@ -111,7 +111,7 @@ async def preview_request(context: RequestContext, call: HandlerCall, body: NewM
 
     async def operation(control: ControlPlane) -> MaintenanceRequest:
         receipt = await control.requests.request_for_vms(
-            RequestedOperation(body.ask), vms, who=who, notice_s=body.notice_s, short_notice=body.short_notice
+            RequestedOperation(body.operation), vms, who=who, notice_s=body.notice_s, short_notice=body.short_notice
         )
         return receipt.request
 
@@ -127,6 +127,6 @@ def _without_faults(preview: Preview) -> Preview:
     return replace(
         preview,
         events=events,
-        sentences=tuple(map(hide_faults, preview.sentences)),
+        summary=tuple(map(hide_faults, preview.summary)),
         confirm=tuple(map(hide_faults, preview.confirm)),
     )

@@ -53,7 +53,7 @@ class CheckView(BaseView, frozen=True, kw_only=True):
 
     name: str  # unique in the rollout
     kind: str  # prometheus, http, command or figure
-    what: str  # what it demands, for people
+    demand: str  # what it demands, for people
     interval_s: float  # lab time
     bad_limit: int  # bad measurements in a wave from which on the rollout pauses
     unclear_limit: int  # unclear results in a row from which on the rollout publishes nothing
@@ -79,7 +79,7 @@ class RolloutChecksView(BaseView, frozen=True, kw_only=True):
 
     id: str  # of the rollout
     progress: str  # running, paused, stopped, aborted or completed
-    why: str  # why the rollout has paused itself, or ended; "": neither
+    reason: str  # why the rollout has paused itself, or ended; "": neither
     unclear: str  # why its checks keep the rollout from publishing; "": they do not
     hold_if_unclear: bool  # its events start without an approval only while all checks are clear
     checks: tuple[CheckView, ...]  # in the order of the rollout
@@ -90,7 +90,7 @@ class TriedCheckView(BaseView, frozen=True, kw_only=True):
     """What a health check found when it was tried once, without a started rollout."""
 
     name: str  # unique in the rollout
-    what: str  # what it demands, for people
+    demand: str  # what it demands, for people
     outcome: str  # good, bad, unclear or error
     value: float | None  # that was compared; None: there is none
     text: str  # what was seen, for people
@@ -151,7 +151,7 @@ def rollout_checks_view(context: RequestContext, request: MaintenanceRequest) ->
     return RolloutChecksView(
         id=request.id,
         progress=rollout.progress,
-        why=rollout.why,
+        reason=rollout.reason,
         unclear=rollout.unclear,
         hold_if_unclear=rollout.hold_if_unclear,
         checks=tuple(_check_view(check, latest.get(check.name)) for check in rollout.checks),
@@ -168,7 +168,7 @@ def _check_view(check: HealthCheck, latest: Measurement | None) -> CheckView:
     return CheckView(
         name=check.name,
         kind=check.kind,
-        what=check.what,
+        demand=check.what,
         interval_s=check.interval_s,
         bad_limit=check.bad_limit,
         unclear_limit=check.unclear_limit,
@@ -186,4 +186,4 @@ async def show_rollout_checks(context: RequestContext, call: HandlerCall) -> Rol
 
 def tried_check_view(check: HealthCheck, found: CheckResult) -> TriedCheckView:
     """Return the view of a health check that was tried once; `found` is what it found."""
-    return TriedCheckView(name=check.name, what=check.what, outcome=found.outcome, value=found.value, text=found.text)
+    return TriedCheckView(name=check.name, demand=check.what, outcome=found.outcome, value=found.value, text=found.text)

@@ -35,8 +35,8 @@ class HoldView(BaseView, frozen=True, kw_only=True):
 
     is_held: bool  # whether they are on hold now
     reason: str = ""  # as it was given; "": not on hold
-    who: str = ""  # the name of who set it; "": not on hold
-    at: Timestamp | None = None  # lab time; None: not on hold
+    set_by: str = ""  # the name of who set it; "": not on hold
+    set_at: Timestamp | None = None  # lab time; None: not on hold
 
 
 async def show_hold(context: RequestContext, call: HandlerCall) -> HoldView:
@@ -44,7 +44,7 @@ async def show_hold(context: RequestContext, call: HandlerCall) -> HoldView:
     hold = context.control.rollouts.hold
     if hold is None:
         return HoldView(is_held=False)
-    return HoldView(is_held=True, reason=hold.reason, who=hold.who, at=timestamp(hold.at))
+    return HoldView(is_held=True, reason=hold.reason, set_by=hold.set_by, set_at=timestamp(hold.set_at))
 
 
 async def hold_rollouts(context: RequestContext, call: HandlerCall, body: NewHold) -> HoldView:

@@ -101,7 +101,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         show_repeated=receipt_view,
     ),
     ApiRoute("GET", "/vms/{name:path}", fleet.show_vm, READ, resources=named_vm),
-    ApiRoute("GET", "/keepers", fleet.list_vm_supervisors, READ, resources=listing),
+    ApiRoute("GET", "/vm-supervisors", fleet.list_vm_supervisors, READ, resources=listing),
     ApiRoute(
         "POST",
         "/requests",

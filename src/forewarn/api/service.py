@@ -35,7 +35,7 @@ class ClockAdvanceView(ClockView, frozen=True, kw_only=True):
     polling: int  # how many VMs counted as polling all the time; 0 with `without_polls`
     note: str  # why the rule about idle scopes did not apply, in a sentence; "" if it did or does not matter
     entries: tuple[HistoryEntryView, ...]  # those that the caller may see, oldest first; at most the newest 10,000
-    left_out: int  # how many earlier entries are left out
+    entries_omitted: int  # how many earlier entries are left out
 
 
 class ServiceQuery(StrictBody, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ async def advance_clock(context: RequestContext, call: HandlerCall, body: Advanc
     advance = await context.control.lab_clock.advance(
         body.by_s, who=context.caller_name, without_polls=body.without_polls
     )
-    added = [e for e in context.store.history(after=before) if e.what is not EntryKind.CLOCK]  # the advance itself
+    added = [e for e in context.store.history(after=before) if e.kind is not EntryKind.CLOCK]  # the advance itself
     visible = context.visibility.visible_entries(added)
     shown = visible[-_MAX_ENTRIES:]
     _, speed, lab = context.control.lab_clock.status()
@@ -77,7 +77,7 @@ async def advance_clock(context: RequestContext, call: HandlerCall, body: Advanc
         polling=advance.polling,
         note=_idle_rule_note(context, body, advance.polling),
         entries=tuple(map(HistoryEntryView.from_entry, shown)),
-        left_out=len(visible) - len(shown),
+        entries_omitted=len(visible) - len(shown),
     )
 
 

@@ -27,8 +27,8 @@ class NewWebhook(StrictBody, frozen=True, kw_only=True):
 
     url: NonEmptyLongText  # http or https, at most 2,000 ASCII characters, without user, password and fragment
     schema: WebhookSchema = WebhookSchema.EVENT_GRID  # the format of its messages
-    over: NonEmptyText = ROOT_RESOURCE  # a resource id, the name of a VM, set or cloud service, or group:NAME
-    happenings: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # statuses of events; empty: all
+    resource: NonEmptyText = ROOT_RESOURCE  # a resource id, the name of a VM, set or cloud service, or group:NAME
+    statuses: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # statuses of events; empty: all
     opted_in_only: bool = False  # only events of VMs whose policy publishes outside
     rollouts: bool | None = None  # also what happens to rollouts, for `over` `/` only; null: if no other field filters
     secret: Annotated[str, Meta(max_length=500)] = ""  # signs messages; 16 printable characters or more; "": a new one
@@ -45,16 +45,16 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
     id: str  # a GUID, lower case
     url: str  # with `…` in place of its query, which may contain a password
     schema: WebhookSchema
-    over: str  # a resource id: only events of VMs within it
-    happenings: tuple[EventGridStatus, ...]  # statuses of events that are sent; never empty
+    resource: str  # a resource id: only events of VMs within it
+    statuses: tuple[EventGridStatus, ...]  # statuses of events that are sent; never empty
     opted_in_only: bool  # only events of VMs whose policy publishes outside
     rollouts: bool  # also what happens to rollouts themselves, such as paused, aborted, completed or on hold
-    by: str  # who added it
-    at: Timestamp  # when, in lab time
-    told_ago_s: float | None  # since the last successful delivery; None if there was none
+    created_by: str  # who added it
+    created_at: Timestamp  # when, in lab time
+    last_delivery_ago_s: float | None  # since the last successful delivery; None if there was none
     failures: int  # failed deliveries in a row, since the last success
     error: str  # of the last failure; "" after a success
-    next_try_in_s: float | None  # None: the last delivery succeeded, or there was none
+    next_attempt_in_s: float | None  # None: the last delivery succeeded, or there was none
     pending: int  # messages that wait for delivery, among the next 1,000 history entries
     pending_at_least: bool  # more messages may be pending
 
@@ -89,7 +89,7 @@ async def list_webhooks(context: RequestContext, call: HandlerCall) -> WebhooksV
 
 async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebhook) -> WebhookWithSecretView:
     """Add a webhook; its secret is in this response only."""
-    spec = WebhookSpec(**{**msgspec.structs.asdict(body), "over": _resolve_resource(context, body.over)})
+    spec = WebhookSpec(**{**msgspec.structs.asdict(body), "resource": _resolve_resource(context, body.resource)})
     webhook = await context.control.webhooks.add(spec, who=context.caller_name)
     return WebhookWithSecretView(secret=webhook.secret, **_webhook_fields(context, webhook))
 
@@ -130,16 +130,16 @@ def _webhook_fields(context: RequestContext, webhook: WebhookSubscription) -> di
         "id": webhook.id,
         "url": _url_without_query(webhook.url),
         "schema": webhook.schema,
-        "over": webhook.over,
-        "happenings": webhook.happenings,
+        "resource": webhook.resource,
+        "statuses": webhook.statuses,
         "opted_in_only": webhook.opted_in_only,
         "rollouts": webhook.rollouts,
-        "by": webhook.by,
-        "at": timestamp(webhook.at),
-        "told_ago_s": None if last_at is None else max(0.0, now - last_at),
+        "created_by": webhook.created_by,
+        "created_at": timestamp(webhook.created_at),
+        "last_delivery_ago_s": None if last_at is None else max(0.0, now - last_at),
         "failures": report.failures,
         "error": report.error,
-        "next_try_in_s": None if next_at is None else max(0.0, next_at - now),
+        "next_attempt_in_s": None if next_at is None else max(0.0, next_at - now),
         "pending": report.pending,
         "pending_at_least": report.has_more,
     }

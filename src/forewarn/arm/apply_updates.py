@@ -164,7 +164,7 @@ def _apply_update_json(context: RequestContext, request: MaintenanceRequest) -> 
     has_started = any(event.started_at is not None for event in status.events)
     text = _STATUS_BY_STATE.get(status.state, "InProgress" if has_started else "Pending")
     times = [at for event in status.events for at in (event.over_at, event.started_at) if at is not None]
-    return _document(request.resource, request.id, text, max(times, default=request.at))
+    return _document(request.resource, request.id, text, max(times, default=request.requested_at))
 
 
 def _requests_for(context: RequestContext, is_wanted: Callable[[str], bool]) -> list[MaintenanceRequest]:

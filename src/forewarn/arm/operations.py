@@ -59,13 +59,15 @@ def _status_document(context: RequestContext, status: RequestStatus) -> dict[str
     document: dict[str, Any] = {
         "name": request.id,
         "status": _AZURE_STATUS[status.state],
-        "startTime": iso_date(request.at),
+        "startTime": iso_date(request.requested_at),
     }
     if status.state is not RequestState.IN_PROGRESS:
-        document["endTime"] = iso_date(max((e.over_at or request.at for e in status.events), default=request.at))
+        document["endTime"] = iso_date(
+            max((e.over_at or request.requested_at for e in status.events), default=request.requested_at)
+        )
     document["properties"] = {
-        "request": request.ask,
-        "requestedBy": request.who,
+        "request": request.operation,
+        "requestedBy": request.requested_by,
         "events": _OperationEventRenderer(context).events(status.events),
         "toCome": len(status.planned),
         "waitsFor": wait_sentences(ViewBuilder(context), status),
@@ -101,7 +103,7 @@ def _failure_text(act: Act) -> str:
 
 def _withdrawal_text(context: RequestContext, event: Event) -> str:
     entries = list(map(context.visibility.shown_entry, context.store.history(event_id=event.id)))
-    who = next((entry.who for entry in reversed(entries) if entry.what is EntryKind.WITHDRAWN), "")
+    who = next((entry.actor for entry in reversed(entries) if entry.kind is EntryKind.WITHDRAWN), "")
     by = f" by {who}" if who and who not in event.reason else ""
     return f"{event.rules.kind} of {short_vm_list(event)} was {event.ending}{by}: {event.reason}"
 
@@ -211,7 +213,7 @@ def _load_status(context: RequestContext, call: ArmCall) -> RequestStatus:
         f"operation {name!r} does not exist in this subscription, or is over and no longer kept: send the request again"
     )
     request = context.store.request(name.lower()) if name.isascii() else None
-    if request is None or request.ask in _REQUESTS_WITHOUT_OPERATION:
+    if request is None or request.operation in _REQUESTS_WITHOUT_OPERATION:
         raise missing
     parts: list[Event | PlannedEvent] = [*request_events(context, request)]
     parts += context.store.planned(request_id=request.id)

@@ -72,7 +72,7 @@ def remove(call: Invocation, client_id: str) -> None:
 
 def _local_secret_file(call: Invocation, renewed: JsonObject) -> Path | None:
     """The local service's file with this client's secret, which `forewarn env` reads; None if it has none."""
-    path = Path(renewed["kept_in"])
+    path = Path(renewed["secret_file"])
     return path if call.remote_profile is None and path.is_file() else None
 
 
@@ -83,7 +83,7 @@ def _require_parent_directory(secret_file: Path | None) -> None:
 
 
 def _print_secret(call: Invocation, answer: JsonObject, secret_file: Path | None, what: str) -> None:
-    view = {name: value for name, value in answer.items() if name != "kept_in"}
+    view = {name: value for name, value in answer.items() if name != "secret_file"}
     if secret_file is not None:
         write_private_file(secret_file, f"{view.pop('secret')}\n")
         view["secret_file"] = str(secret_file.absolute())
@@ -122,14 +122,14 @@ def show(call: Invocation) -> None:
         return
     if view["clients"]:
         call.output.print_table(
-            ("client", "name", "created by"), [(bold(c["id"]), c["name"], c["by"]) for c in view["clients"]]
+            ("client", "name", "created by"), [(bold(c["id"]), c["name"], c["created_by"]) for c in view["clients"]]
         )
     else:
         call.output.print_line("There are no clients. Create one with `forewarn access client add ID`.")
     if view["grants"]:
         call.output.print_line()
         rows = [
-            (bold(call.output.short_id(g["id"])), g["role"], g["to_name"], describe_resource(g["over"]))
+            (bold(call.output.short_id(g["id"])), g["role"], g["principal_name"], describe_resource(g["resource"]))
             for g in view["grants"]
         ]
         call.output.print_table(("grant", "role", "to", "over"), rows)
@@ -173,12 +173,12 @@ def grant(
     )
     over = _exactly_one(_NEEDS_ONE_OVER, resource, over_vm, over_group, "/" if everything else None)
     over = over if over_group is None else f"group:{over}"
-    granted = call.api.post("access", "grants", body={"role": role, "to": to, "over": over})
+    granted = call.api.post("access", "grants", body={"role": role, "principal": to, "resource": over})
     if call.output.as_json:
         call.output.print_json(granted)
     else:
         call.output.print_line(
-            f"{granted['to_name']} has the role {granted['role']} over {describe_resource(granted['over'])}."
+            f"{granted['principal_name']} has the role {granted['role']} over {describe_resource(granted['resource'])}."
         )
         call.output.print_hints([(f"forewarn access revoke {call.output.short_id(granted['id'])}", "revoke it")])
 
@@ -204,5 +204,6 @@ def revoke(call: Invocation, grant_id: str) -> None:
         call.output.print_json(revoked)
     else:
         call.output.print_line(
-            f"{revoked['to_name']} no longer has the role {revoked['role']} over {describe_resource(revoked['over'])}."
+            f"{revoked['principal_name']} no longer has the role {revoked['role']} "
+            f"over {describe_resource(revoked['resource'])}."
         )

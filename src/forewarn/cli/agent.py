@@ -197,7 +197,7 @@ def _read_agent_config(file: Path) -> AgentConfig:
         return load_config(file)
     except BadConfig as error:
         problems: list[dict[str, Any]] = [
-            {"line": each.line, "what": each.what, "remedy": each.remedy} for each in error.problems
+            {"line": each.line, "message": each.message, "remedy": each.remedy} for each in error.problems
         ]
         invalid = InvalidFile(str(error), problems)
         invalid.file_name = str(file)

@@ -53,7 +53,7 @@ class InvalidFile(Rejected):
     def problem_lines(self) -> list[str]:
         """Return one line of text per problem, `FILE:LINE: what: remedy`, so that editors can jump to it."""
         return [
-            f"{self._problem_location(problem)}: {problem['what']}: {problem['remedy']}" for problem in self.problems
+            f"{self._problem_location(problem)}: {problem['message']}: {problem['remedy']}" for problem in self.problems
         ]
 
     def _problem_location(self, problem: JsonObject) -> str:

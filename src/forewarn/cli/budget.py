@@ -88,5 +88,5 @@ def _rows(budgets: list[JsonObject]) -> Iterator[list[Cell]]:
                 yield [bold(view["name"]), view["text"], "", "", "no VM is counted"]
                 continue
             reserved = f", {group['reserved']} reserved" if group["reserved"] else ""
-            used = f"{group['out']} of {group['limit']}{reserved} ({count_noun(group['vms'], 'VM')})"
-            yield [bold(view["name"]), view["text"], group["title"], used, join_names(group["out_vms"], 3)]
+            used = f"{group['out_of_service']} of {group['limit']}{reserved} ({count_noun(group['vms'], 'VM')})"
+            yield [bold(view["name"]), view["text"], group["title"], used, join_names(group["out_of_service_vms"], 3)]

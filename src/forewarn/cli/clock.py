@@ -41,8 +41,10 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
     if call.output.as_json:
         call.output.print_json(view)
         return
-    if view["left_out"]:
-        call.output.print_line(dim(f"{count_noun(view['left_out'], 'earlier entry', 'earlier entries')} left out"))
+    if view["entries_omitted"]:
+        call.output.print_line(
+            dim(f"{count_noun(view['entries_omitted'], 'earlier entry', 'earlier entries')} left out")
+        )
     print_entries(call, view["entries"], view["now"])
     by_text = format_duration(by, units=4)
     call.output.print_line(dim(f"{by_text} later: "), _time_text(view))

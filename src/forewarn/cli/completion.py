@@ -52,7 +52,7 @@ def _fault_choices(api: ApiClient) -> list[tuple[str, str]]:
 
 
 def _fault_kind_choices(api: ApiClient) -> list[tuple[str, str]]:
-    return [(kind["kind"], kind["seen"]) for kind in api.get("faults", timeout_s=_TIMEOUT_S)["kinds"]]
+    return [(kind["kind"], kind["symptom"]) for kind in api.get("faults", timeout_s=_TIMEOUT_S)["kinds"]]
 
 
 def _webhook_choices(api: ApiClient) -> list[tuple[str, str]]:
@@ -76,7 +76,7 @@ def _client_choices(api: ApiClient) -> list[tuple[str, str]]:
 
 def _grant_choices(api: ApiClient) -> list[tuple[str, str]]:
     listed = api.get("access", timeout_s=_TIMEOUT_S)["grants"]
-    return [(grant["id"], f"{grant['role']} of {grant['to_name']}") for grant in listed]
+    return [(grant["id"], f"{grant['role']} of {grant['principal_name']}") for grant in listed]
 
 
 def _node_choices(api: ApiClient) -> list[tuple[str, str]]:
@@ -85,7 +85,7 @@ def _node_choices(api: ApiClient) -> list[tuple[str, str]]:
 
 # For `shell_complete` of an argument: what the service has that begins with the typed text, ignoring letter case, each
 # with a help text; nothing if the service does not answer.
-vm_names = _complete_from(lambda api: [(vm["name"], vm["title_of_scope"]) for vm in _fleet_part(api, "vms")])
+vm_names = _complete_from(lambda api: [(vm["name"], vm["scope_title"]) for vm in _fleet_part(api, "vms")])
 host_names = _complete_from(lambda api: [(host["name"], host["health"]) for host in _fleet_part(api, "hosts")])
 scope_ids = _complete_from(lambda api: [(scope["id"], scope["title"]) for scope in _fleet_part(api, "scopes")])
 event_ids = _complete_from(_event_choices)

@@ -48,7 +48,7 @@ def list_faults(call: Invocation, kinds: bool) -> None:
     metavar="N",
     help="Limit to the next N requests or events; with workers, simultaneous requests may exceed N.",
 )
-@click.option("--for", "for_s", type=duration, metavar="DURATION", help="End after this time, such as 70s.")
+@click.option("--for", "duration_s", type=duration, metavar="DURATION", help="End after this time, such as 70s.")
 @service_command
 def set_fault(
     call: Invocation,
@@ -58,7 +58,7 @@ def set_fault(
     scope: str | None,
     every: bool,
     count: int | None,
-    for_s: float | None,
+    duration_s: float | None,
 ) -> None:
     """Set a fault.
 
@@ -68,7 +68,7 @@ def set_fault(
     """
     if [vm is not None, scope is not None, every].count(True) != 1:
         raise Rejected("a fault applies to a VM, a scope or every VM: give one of --vm, --scope and --all")
-    given = {"vm": vm, "scope": scope, "all": every or None, "count": count, "for_s": for_s}
+    given = {"vm": vm, "scope": scope, "all": every or None, "count": count, "duration_s": duration_s}
     body: JsonObject = {name: value for name, value in given.items() if value is not None}
     body |= {"kind": kind, "parameters": dict(map(_parse_parameter, parameters))}
     try:
@@ -113,12 +113,18 @@ def clear_faults(
     help="Apply to this VM; repeatable.  [default: all]",
 )
 @click.option(
-    "--for", "for_s", type=duration, default="10m", show_default=True, metavar="DURATION", help="End after this time."
+    "--for",
+    "duration_s",
+    type=duration,
+    default="10m",
+    show_default=True,
+    metavar="DURATION",
+    help="End after this time.",
 )
 @service_command
-def storm(call: Invocation, seed: int, vms: tuple[str, ...], for_s: float) -> None:
+def storm(call: Invocation, seed: int, vms: tuple[str, ...], duration_s: float) -> None:
     """Start a storm: a mix of faults that a seed determines."""
-    body = {"seed": seed, "vms": list(vms), "for_s": for_s}
+    body = {"seed": seed, "vms": list(vms), "duration_s": duration_s}
     _print_storm(call, call.api.post("faults", "storm", body=body))
 
 
@@ -180,13 +186,13 @@ def _parameter_text(name: str, value: float) -> str:
 
 
 def _remaining(fault: JsonObject) -> str:
-    parts = [] if fault["left"] is None else [f"{fault['left']} of {fault['count']}"]
-    parts += [] if fault["left_s"] is None else [format_duration(fault["left_s"])]
+    parts = [] if fault["remaining"] is None else [f"{fault['remaining']} of {fault['count']}"]
+    parts += [] if fault["remaining_s"] is None else [format_duration(fault["remaining_s"])]
     return ", ".join(parts) or "until cleared"
 
 
 def _touched_count(fault: JsonObject) -> str:
-    return count_noun(fault["touched"], "request" if fault["strikes"] == "requests" else "event")
+    return count_noun(fault["applied"], "request" if fault["category"] == "requests" else "event")
 
 
 def _print_fault(call: Invocation, fault: JsonObject) -> None:
@@ -194,8 +200,8 @@ def _print_fault(call: Invocation, fault: JsonObject) -> None:
         call.output.print_json(fault)
         return
     what = f"Fault {fault['id']}, {fault['kind']}{_parameters_text(fault['parameters'])},"
-    seen = f"A client sees: {fault['seen']}."
-    if fault["strikes"] == "at once":
+    seen = f"A client sees: {fault['symptom']}."
+    if fault["category"] == "at once":
         call.output.print_line(bold(what), f" has happened to {fault['target']}. {seen}")
         return
     call.output.print_line(bold(what), f" is active for {fault['target']}; left: {_remaining(fault)}. {seen}")
@@ -230,15 +236,15 @@ def _print_storm(call: Invocation, storm: JsonObject) -> None:
 def _print_storm_table(call: Invocation, storm: JsonObject, now: float) -> None:
     since = describe_time(storm["set_at"], now)
     call.output.print_line(
-        bold(f"Storm {storm['id']}"), f", seed {storm['seed']}, {format_duration(storm['for_s'])}, from {since}"
+        bold(f"Storm {storm['id']}"), f", seed {storm['seed']}, {format_duration(storm['duration_s'])}, from {since}"
     )
     headers = ("after", "fault", "VM", "lasts", "set")
-    call.output.print_table(headers, [_storm_row(step) for step in storm["gusts"]])
+    call.output.print_table(headers, [_storm_row(step) for step in storm["faults"]])
 
 
 def _storm_row(step: JsonObject) -> list[Cell]:
     lasts = [] if step["count"] is None else [count_noun(step["count"], "time")]
-    lasts += [] if step["for_s"] is None else [format_duration(step["for_s"])]
+    lasts += [] if step["duration_s"] is None else [format_duration(step["duration_s"])]
     is_set = dim("yes") if step["is_set"] else "no"
     what = f"{step['kind']}{_parameters_text(step['parameters'])}"
     return [format_duration(step["after_s"]), what, step["vm"], ", ".join(lasts) or "at once", is_set]
@@ -246,14 +252,14 @@ def _storm_row(step: JsonObject) -> list[Cell]:
 
 def _print_fault_kinds(call: Invocation, kinds: list[JsonObject]) -> None:
     rows: list[list[Cell]] = [
-        [bold(kind["kind"]), kind["strikes"], _parameter_ranges(kind), kind["seen"]] for kind in kinds
+        [bold(kind["kind"]), kind["category"], _parameter_ranges(kind), kind["symptom"]] for kind in kinds
     ]
     call.output.print_table(("kind", "affects", "parameters", "a client sees"), rows)
 
 
 def _parameter_ranges(kind: JsonObject) -> str:
     ranges = [
-        f"{_parameter_text(name, value['default'])}, up to {_parameter_text(name, value['most']).partition('=')[2]}"
+        f"{_parameter_text(name, value['default'])}, up to {_parameter_text(name, value['maximum']).partition('=')[2]}"
         for name, value in kind["parameters"].items()
     ]
     return "; ".join(ranges) or "-"

@@ -140,7 +140,7 @@ def _check_without_service(call: Invocation, proposal: dict[str, object]) -> Non
     try:
         found = read_fleet_file(str(proposal["text"]), source=source)
     except InvalidFleetFile as error:
-        problems = [{"line": p.line, "what": p.what, "remedy": p.remedy} for p in error.problems]
+        problems = [{"line": p.line, "message": p.message, "remedy": p.remedy} for p in error.problems]
         raise _invalid_fleet_file(f"{source} has {count_noun(len(problems), 'problem')}", problems, source) from error
     if call.output.as_json:
         call.output.print_json({"difference": None, "vms": len(found.vms), "hosts": len(found.hosts)})
@@ -307,7 +307,7 @@ def _print_vm(call: Invocation, vm: JsonObject) -> None:
 def _vm_facts(vm: JsonObject, now: float) -> Iterator[tuple[str, Cell]]:
     yield "resource group", vm["resource_group"]
     yield "location", f"{vm['location']}, zone {vm['zone']}" if vm["zone"] else vm["location"]
-    yield "scope", vm["title_of_scope"]
+    yield "scope", vm["scope_title"]
     yield "domains", f"update domain {vm['update_domain']}, fault domain {vm['fault_domain']}"
     yield "host", vm["host"] or ""
     yield "power", state_text(vm["power"])

@@ -181,9 +181,9 @@ def history_lines(entries: Sequence[JsonObject], now: float) -> list[tuple[Text,
 
 
 def _history_line(entry: JsonObject, time: str) -> tuple[Text, Text]:
-    shows_actor = entry["what"] in _ENTRIES_WITH_ACTOR and entry["who"] and entry["who"] not in entry["text"]
-    who = f"  ({entry['who']})" if shows_actor else ""
-    what = Text(f"{without_control_characters(entry['what']):<10}", style=state_text(entry["what"]).style)
+    shows_actor = entry["kind"] in _ENTRIES_WITH_ACTOR and entry["actor"] and entry["actor"] not in entry["text"]
+    who = f"  ({entry['actor']})" if shows_actor else ""
+    what = Text(f"{without_control_characters(entry['kind']):<10}", style=state_text(entry["kind"]).style)
     return join_text(dim(time), "  ", what, "  "), join_text(entry["text"], dim(who))
 
 

@@ -161,7 +161,7 @@ def whoami(call: Invocation) -> None:
         call.output.print_json({"service": service, **me})
         return
     call.output.print_line(bold(me["name"]))
-    roles = [("role", f"{grant['role']} over {describe_resource(grant['over'])}") for grant in me["grants"]]
+    roles = [("role", f"{grant['role']} over {describe_resource(grant['resource'])}") for grant in me["grants"]]
     call.output.print_facts([("service", service), ("id", me["id"]), *(roles or [("role", "none")])])
 
 
@@ -179,7 +179,7 @@ def portal(call: Invocation, in_browser: bool) -> None:
     else:
         call.output.print_labelled(join_text(), link["url"])
         if call.output.is_terminal:
-            call.output.print_line(dim(f"It signs in {link['signs_in']}, once, within 15 minutes."))
+            call.output.print_line(dim(f"It signs in {link['user']}, once, within 15 minutes."))
     if in_browser:
         _open_in_browser(link["url"])
 

@@ -37,7 +37,9 @@ _MIN_INTERVAL_S = 0.01
     "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write this new file.  [default: VM-TIME.jsonl]"
 )
 @click.option("--every", "every_s", type=duration, default="1s", show_default=True, help="Poll at this interval.")
-@click.option("--for", "for_s", type=duration, metavar="DURATION", help="Stop after this time.  [default: at Ctrl-C]")
+@click.option(
+    "--for", "duration_s", type=duration, metavar="DURATION", help="Stop after this time.  [default: at Ctrl-C]"
+)
 @click.option(
     "--api-version",
     "version",
@@ -48,7 +50,7 @@ _MIN_INTERVAL_S = 0.01
 )
 @endpoint_option
 def record(
-    call: Invocation, out: Path | None, every_s: float, for_s: float | None, version: str, endpoint: str | None
+    call: Invocation, out: Path | None, every_s: float, duration_s: float | None, version: str, endpoint: str | None
 ) -> None:
     """Record this VM's events, for `forewarn replay` in a lab.
 
@@ -60,7 +62,7 @@ def record(
     client = Client(endpoint)
     now = read_real_time()
     header = RecordingHeader(vm=vm_name_or_none(client) or "", api_version=version, started_at=round(now, 3))
-    recorder = EndpointRecorder(client.endpoint, version=version, every_s=every_s, for_s=for_s)
+    recorder = EndpointRecorder(client.endpoint, version=version, every_s=every_s, for_s=duration_s)
     path = out or _default_path(header.vm, now)
     with _recording_file(path, recorder, header) as file:
         answers = _record_answers(call, recorder, file)
@@ -143,7 +145,13 @@ def _print_summary(
     call: Invocation, path: Path, header: RecordingHeader, answers: list[RecordedResponse], end: RecordingEnd
 ) -> None:
     if call.output.as_json:
-        summary = {"file": str(path), "vm": header.vm, "answers": len(answers), "polls": end.polls, "for_s": end.at_s}
+        summary = {
+            "file": str(path),
+            "vm": header.vm,
+            "answers": len(answers),
+            "polls": end.polls,
+            "duration_s": end.at_s,
+        }
         call.output.print_json(summary)
         return
     answers_text, polls_text = count_noun(len(answers), "different answer"), count_noun(end.polls, "poll")

@@ -116,7 +116,7 @@ def _wait_for_replay(call: Invocation, replay_id: str) -> int:
 
     def take_snapshot() -> Snapshot:
         view = call.api.get("replays", replay_id)
-        return Snapshot(view=view, is_over=view["ended"] is not None, renderable=_progress_panel(call, view))
+        return Snapshot(view=view, is_over=view["outcome"] is not None, renderable=_progress_panel(call, view))
 
     try:
         view = follow(call, take_snapshot, entries_of={"request": replay_id})
@@ -124,7 +124,7 @@ def _wait_for_replay(call: Invocation, replay_id: str) -> int:
         call.output.print_note(f"the replay continues: `forewarn replays --stop {replay_id}` stops it")
         raise
     _print_replay(call, view)
-    return 0 if view["ended"] == "finished" else 1
+    return 0 if view["outcome"] == "finished" else 1
 
 
 def _progress_panel(call: Invocation, view: JsonObject) -> RenderableType:
@@ -141,8 +141,8 @@ def _print_replay(call: Invocation, view: JsonObject) -> None:
         return
     shown = call.output.short_id(view["id"])
     why = f": {view['reason']}" if view["reason"] else ""
-    call.output.print_line(f"Replay {shown} to {view['vm']} is ", state_text(view["ended"] or "running"), why, ".")
-    if view["ended"] is None:
+    call.output.print_line(f"Replay {shown} to {view['vm']} is ", state_text(view["outcome"] or "running"), why, ".")
+    if view["outcome"] is None:
         call.output.print_hints(
             [("forewarn replays", "show its progress"), (f"forewarn replays --stop {shown}", "stop it")]
         )
@@ -152,9 +152,9 @@ def _replay_row(call: Invocation, view: JsonObject, now: float) -> list[Cell]:
     return [
         bold(call.output.short_id(view["id"])),
         view["vm"],
-        state_text(view["ended"] or "running"),
+        state_text(view["outcome"] or "running"),
         f"{view['step']} of {view['steps']}",
         f"{view['loop']} of {view['loops']}",
-        join_text(view["shows"] or "its own document"),
+        join_text(view["shown_document"] or "its own document"),
         describe_time(view["ended_at"] or view["ends_at"], now),
     ]

@@ -61,7 +61,7 @@ def _send_maintenance_request(
         raise Rejected(_ZERO_NOTICE)
     if short_notice and notice_s is None:
         raise Rejected("--short-notice needs a length: give it with --notice")
-    body: dict[str, object] = {"ask": what, "vms": list(vms)}
+    body: dict[str, object] = {"operation": what, "vms": list(vms)}
     if notice_s is not None:
         body["notice_s"] = notice_s
     if short_notice:

@@ -58,7 +58,7 @@ def show_preview(call: Invocation, view: JsonObject) -> None:
 
 def _print_preview(call: Invocation, view: JsonObject, title: Text) -> None:
     call.output.print_line(title)
-    for sentence in view["sentences"]:
+    for sentence in view["summary"]:
         call.output.print_line("  ", sentence)
     listed = [event for event in view["events"] if event["listed"]]
     if listed:
@@ -75,7 +75,7 @@ def _preview_rows(events: list[JsonObject], now: float) -> Iterator[list[Cell]]:
     for event in events[:_MAX_EVENTS_SHOWN]:
         at = describe_time(event["published_at"], now) if posix_seconds(event["published_at"]) >= now + 1 else "at once"
         yield [
-            str(event["wave"]),
+            str(event["batch"]),
             str(event["kind"]),
             join_names(event["vms"]),
             str(event["update_domain"]),
@@ -95,7 +95,7 @@ def show_receipt(call: Invocation, answer: JsonObject) -> None:
         call.output.print_json(answer)
         return
     request, events = answer["request"], answer["events"]
-    title = f"{action_noun(request['ask']).capitalize()} of {join_names(request['targets'])}"
+    title = f"{action_noun(request['operation']).capitalize()} of {join_names(request['targets'])}"
     if not events:
         call.output.print_line(bold(f"{title} is accepted"), f": its events follow; request {request['id']}.")
         call.output.print_hints([("forewarn events", "see them")])
@@ -154,11 +154,11 @@ def _event_facts(call: Invocation, event: JsonObject, answer: JsonObject, now: f
 
 def _is_undelivered(event: JsonObject) -> bool:
     """Whether no VM has received it yet, and one still may."""
-    return event["given_at"] is None and event["status"] != "over"
+    return event["delivered_at"] is None and event["status"] != "over"
 
 
 def _recipients(event: JsonObject, scopes: list[JsonObject]) -> str:
-    if event["given_at"] is None and event["status"] == "over":
+    if event["delivered_at"] is None and event["status"] == "over":
         return "no VM"
     scope = next((scope for scope in scopes if scope["id"] == event["scope"]), None)
     if scope is None:

@@ -171,7 +171,7 @@ def _print_conclusion(call: Invocation, view: JsonObject) -> int:
     print_rollout(call, view)
     if view["progress"] == "completed" and not view["tally"]["failed"]:
         return 0
-    why = f": {view['why']}" if view["why"] else ""
+    why = f": {view['reason']}" if view["reason"] else ""
     call.output.print_error(f"rollout {view['id']} {rollout_state(view).plain}{why}")
     return 1
 
@@ -238,7 +238,7 @@ def rollout_state(view: JsonObject) -> Text:
 
 def _targets_text(view: JsonObject) -> str:
     if not view["hosts"]:
-        return str(view["title_of_scope"])
+        return str(view["scope_title"])
     return join_names(view["hosts"]) if len(view["hosts"]) <= 3 else count_noun(len(view["hosts"]), "host")
 
 
@@ -261,8 +261,8 @@ def print_rollout(call: Invocation, view: JsonObject) -> None:
         call.output.print_labelled(join_text("ends  "), f"about {describe_time(view['ends_at'], now)}, {basis}")
     if view["windows"]:
         call.output.print_labelled(join_text("windows  "), view["windows"])
-    if view["why"]:
-        call.output.print_labelled(join_text("why  "), view["why"])
+    if view["reason"]:
+        call.output.print_labelled(join_text("why  "), view["reason"])
     for wait in view["waits_for"]:
         call.output.print_labelled(join_text("waits  "), wait)
     if view.get("events"):
@@ -303,6 +303,6 @@ def _rollout_rows(call: Invocation, page: JsonObject, now: float) -> Iterator[li
             rollout_state(view),
             _targets_text(view),
             _progress_line(view),
-            describe_time(view["at"], now),
+            describe_time(view["requested_at"], now),
             describe_time(view["ends_at"], now),
         ]

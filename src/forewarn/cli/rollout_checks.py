@@ -24,15 +24,15 @@ def checks(call: Invocation, rollout_id: str, limit: int) -> None:
     if not view["checks"]:
         call.output.print_line("This rollout has no health checks.")
         return
-    if view["progress"] == "paused" and view["why"]:
-        call.output.print_line(bold("It has paused itself: "), view["why"], ".")
+    if view["progress"] == "paused" and view["reason"]:
+        call.output.print_line(bold("It has paused itself: "), view["reason"], ".")
     if view["unclear"]:
         call.output.print_line(bold("It publishes nothing for now: "), view["unclear"], ".")
     now = call.api.now()
     call.output.print_table(
         ("check", "demands", "now", "seen"),
         [
-            [check["name"], check["what"], state_text(check["outcome"] or "not measured"), check["text"]]
+            [check["name"], check["demand"], state_text(check["outcome"] or "not measured"), check["text"]]
             for check in view["checks"]
         ],
     )
@@ -60,6 +60,6 @@ def check(call: Invocation, file: str) -> int:
     else:
         call.output.print_table(
             ("check", "demands", "now", "seen"),
-            [[c["name"], c["what"], state_text(c["outcome"]), c["text"]] for c in view["checks"]],
+            [[c["name"], c["demand"], state_text(c["outcome"]), c["text"]] for c in view["checks"]],
         )
     return 0 if all(c["outcome"] == "good" for c in view["checks"]) else 1

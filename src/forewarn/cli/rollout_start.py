@@ -129,7 +129,7 @@ def _print_plan(call: Invocation, view: JsonObject) -> None:
         call.output.print_json(view)
         return
     call.output.print_line(bold("Nothing was changed."), " This is the plan:")
-    sentences = list(view["sentences"])
+    sentences = list(view["summary"])
     if view["windows"]:
         sentences.append(f"Events start without an approval only in windows: {view['windows']}.")
     for sentence in sentences:

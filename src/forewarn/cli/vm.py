@@ -86,11 +86,11 @@ def shell(call: Invocation, **options: Any) -> int:
 @service_command
 def list_(call: Invocation) -> None:
     """Show the VMs that run a program."""
-    answer = call.api.get("keepers")
+    answer = call.api.get("vm-supervisors")
     if call.output.as_json:
         call.output.print_json(answer)
         return
-    rows = [_vm_row(supervisor) for supervisor in answer["keepers"]]
+    rows = [_vm_row(supervisor) for supervisor in answer["supervisors"]]
     if rows:
         call.output.print_table(("vm", "state", "supervisor", "boot id", "program"), rows)
     else:

@@ -71,8 +71,8 @@ def add_webhook(
 
     Each delivery is signed.
     """
-    body: JsonObject = {"url": url, "schema": schema, "over": _resource_filter(resource, over_group)}
-    body |= {"happenings": list(happenings)}
+    body: JsonObject = {"url": url, "schema": schema, "resource": _resource_filter(resource, over_group)}
+    body |= {"statuses": list(happenings)}
     body |= {"opted_in_only": opted_in_only, "rollouts": rollouts, "validate": validate, "from_start": from_start}
     if secret_file is not None:
         body["secret"] = read_secret_file(secret_file)
@@ -132,26 +132,30 @@ def _webhook_row(view: JsonObject, now: float, length: int) -> list[Cell]:
         join_text(_notifications_text(view), dim(f" ({view['schema']})")),
         pending,
         _delivery_state(view),
-        describe_time(view["at"], now),
+        describe_time(view["created_at"], now),
     ]
 
 
 def _notifications_text(view: JsonObject) -> str:
-    happenings = "all" if len(view["happenings"]) == len(_NOTIFICATION_KINDS) else ", ".join(view["happenings"])
+    happenings = "all" if len(view["statuses"]) == len(_NOTIFICATION_KINDS) else ", ".join(view["statuses"])
     return f"{happenings} of {_resources_text(view)}" + (", and rollouts" if view["rollouts"] else "")
 
 
 def _resources_text(view: JsonObject) -> str:
     vms = "VMs that opted in" if view["opted_in_only"] else "all VMs"
-    return vms if view["over"] == "/" else f"{vms} within {describe_resource(view['over'])}"
+    return vms if view["resource"] == "/" else f"{vms} within {describe_resource(view['resource'])}"
 
 
 def _delivery_state(view: JsonObject) -> str:
     if view["failures"]:
         tries = f"failed {view['failures']} time{'s' if view['failures'] > 1 else ''}"
-        again = "now" if view["next_try_in_s"] is None else f"in {format_duration(view['next_try_in_s'])}"
+        again = "now" if view["next_attempt_in_s"] is None else f"in {format_duration(view['next_attempt_in_s'])}"
         return f"{tries}: {view['error']}; next attempt {again}"
-    return "-" if view["told_ago_s"] is None else f"last delivered {format_duration(view['told_ago_s'])} ago"
+    return (
+        "-"
+        if view["last_delivery_ago_s"] is None
+        else f"last delivered {format_duration(view['last_delivery_ago_s'])} ago"
+    )
 
 
 @webhook.command("remove")

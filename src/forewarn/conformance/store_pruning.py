@@ -87,7 +87,7 @@ class StorePruningTests(StoreSuite):
         """`prune` deletes requests made before the given time, their gates, and their saved replay scripts."""
 
         async def scenario(store: Store) -> None:
-            requests = (sample_request("old", at=9.0), sample_request("new", at=10.0))
+            requests = (sample_request("old", requested_at=9.0), sample_request("new", requested_at=10.0))
             gates = tuple(_gate(request.id) for request in requests)
             await store.commit(Commit(requests=requests, gates=gates))
             for request in requests:
@@ -108,7 +108,7 @@ class StorePruningTests(StoreSuite):
 
         async def scenario(store: Store) -> None:
             measurements = tuple(sample_measurement(0.0, request_id=request_id) for request_id in ("r1", "r2"))
-            requests = (sample_rollout("r1", at=1.0), sample_rollout("r2", at=1.0, closed=True))
+            requests = (sample_rollout("r1", requested_at=1.0), sample_rollout("r2", requested_at=1.0, closed=True))
             await store.commit(Commit(requests=requests, measurements=measurements))
             await store.prune(99.0)
             assert store.measurements("r1") == [measurements[0]]
@@ -123,7 +123,7 @@ class StorePruningTests(StoreSuite):
             Commit(events=(finished_event(sample_event("E", request_id="r"), 10.0),)),
             Commit(planned=(sample_planned_event("E", request_id="r"),)),
             Commit(entries=(sample_history_entry("aborted", request_id="r", at=10.0),)),
-            Commit(requests=(sample_rollout("r", at=1.0, version=1),)),
+            Commit(requests=(sample_rollout("r", requested_at=1.0, version=1),)),
         ],
         ids=["live event", "kept event", "planned event", "history entry", "open rollout"],
     )
@@ -131,7 +131,7 @@ class StorePruningTests(StoreSuite):
         """An old request and its gate stay while what `reference` commits refers to the request."""
 
         async def scenario(store: Store) -> None:
-            await store.commit(Commit(requests=(sample_request("r", at=1.0),), gates=(_gate("r"),)))
+            await store.commit(Commit(requests=(sample_request("r", requested_at=1.0),), gates=(_gate("r"),)))
             await store.commit(reference)
             await store.prune(10.0)
             assert store.request("r") is not None
@@ -144,7 +144,9 @@ class StorePruningTests(StoreSuite):
 
         async def scenario(store: Store) -> None:
             event = sample_event("E", request_id="other", gate_id="gate of r")
-            await store.commit(Commit(requests=(sample_request("r", at=1.0),), gates=(_gate("r"),), events=(event,)))
+            await store.commit(
+                Commit(requests=(sample_request("r", requested_at=1.0),), gates=(_gate("r"),), events=(event,))
+            )
             await store.prune(10.0)
             assert store.request("r") is None
             assert store.gate("gate of r") is not None

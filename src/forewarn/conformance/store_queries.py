@@ -218,7 +218,7 @@ class StoreQueryTests(StoreSuite):
         """`requests` returns them in the order they were first stored; `limit` keeps the newest."""
 
         async def scenario(store: Store) -> None:
-            closed, open_ = sample_request("z", at=9.0), sample_rollout("y", at=1.0)
+            closed, open_ = sample_request("z", requested_at=9.0), sample_rollout("y", requested_at=1.0)
             await store.commit(Commit(requests=(closed,)))
             await store.commit(Commit(requests=(open_, sample_rollout("x"))))
             assert [request.id for request in store.requests()] == ["z", "y", "x"]
@@ -297,10 +297,10 @@ class StoreQueryTests(StoreSuite):
 
     def test_clients_and_grants_are_stored_replaced_and_removed(self) -> None:
         """Clients and grants survive reopening and are removed by id; a client is replaced by id."""
-        one = RegisteredClient(id="app", secret_hash=b"\x00\xff", name="An app", by="ann", at=1.5)
+        one = RegisteredClient(id="app", secret_hash=b"\x00\xff", name="An app", created_by="ann", created_at=1.5)
         two = RegisteredClient(id="bot", secret_hash=b"h")
-        read = Grant(id="g1", role=Role.READER, to="client:app", over="/", by="ann", at=2.5)
-        run = Grant(id="g2", role=Role.OPERATOR, to="client:bot", over="/subscriptions/s")
+        read = Grant(id="g1", role=Role.READER, principal="client:app", resource="/", granted_by="ann", granted_at=2.5)
+        run = Grant(id="g2", role=Role.OPERATOR, principal="client:bot", resource="/subscriptions/s")
 
         async def first(store: Store) -> None:
             await store.commit(Commit(clients=(two, one), grants=(read, run)))
@@ -309,7 +309,7 @@ class StoreQueryTests(StoreSuite):
             assert store.clients() == [one, two]
             assert store.client("app") == one
             assert store.grants() == [read, run]
-            assert store.grants(to="client:bot") == [run]
+            assert store.grants(principal="client:bot") == [run]
             await store.commit(Commit(clients=(replace_fields(one, name="New"),), removed_clients=("bot",)))
             await store.commit(Commit(removed_grants=("g2", "never there")))
 
@@ -344,10 +344,10 @@ class StoreQueryTests(StoreSuite):
             url="https://x",
             secret="s",
             schema=WebhookSchema.CLOUD_EVENTS,
-            happenings=(EventGridStatus.STARTED,),
+            statuses=(EventGridStatus.STARTED,),
         )
         other = WebhookSubscription(
-            id="w0", url="https://y", secret="t", over="/subscriptions/s", opted_in_only=True, cursor=7
+            id="w0", url="https://y", secret="t", resource="/subscriptions/s", opted_in_only=True, cursor=7
         )
 
         async def first(store: Store) -> None:

@@ -35,7 +35,12 @@ SAMPLE_SCOPE_ID = sample_vm("any").scope_id  # the scope of the sample VMs
 
 def sample_event(event_id: str, **facts: Any) -> Event:
     """Return a scheduled restart of `web-0`, of request `r1`; `facts` sets or replaces fields by name."""
-    given: dict[str, Any] = {"scope_id": SAMPLE_SCOPE_ID, "request_id": "r1", "cause": Cause.USER_RESTART, "who": "ann"}
+    given: dict[str, Any] = {
+        "scope_id": SAMPLE_SCOPE_ID,
+        "request_id": "r1",
+        "cause": Cause.USER_RESTART,
+        "requested_by": "ann",
+    }
     return Event(**{"id": event_id, "vms": ("web-0",), "published_at": 10.0, "not_before": 910.0, **given, **facts})
 
 
@@ -47,19 +52,31 @@ def finished_event(event: Event, at: float) -> Event:
 def sample_request(request_id: str, **facts: Any) -> MaintenanceRequest:
     """Return a request to restart `web-0`, made by `ann` at 1.5; `facts` sets or replaces fields by name."""
     return MaintenanceRequest(
-        **{"id": request_id, "ask": RequestedOperation.RESTART, "who": "ann", "at": 1.5, "targets": ("web-0",), **facts}
+        **{
+            "id": request_id,
+            "operation": RequestedOperation.RESTART,
+            "requested_by": "ann",
+            "requested_at": 1.5,
+            "targets": ("web-0",),
+            **facts,
+        }
     )
 
 
 def sample_rollout(request_id: str, *, closed: bool = False, **facts: Any) -> MaintenanceRequest:
     """Return the request of a paused rollout over host `h1`, open unless `closed`."""
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",), progress=RolloutState.PAUSED, closed=closed)
-    return sample_request(request_id, ask=RequestedOperation.ROLLOUT, rollout=rollout, **facts)
+    return sample_request(request_id, operation=RequestedOperation.ROLLOUT, rollout=rollout, **facts)
 
 
 def sample_planned_event(event_id: str, **facts: Any) -> PlannedEvent:
     """Return a planned host update of `web-0`, of request `r1`, with 900 seconds of notice."""
-    given: dict[str, Any] = {"request_id": "r1", "scope_id": SAMPLE_SCOPE_ID, "cause": Cause.HOST_UPDATE, "who": "ann"}
+    given: dict[str, Any] = {
+        "request_id": "r1",
+        "scope_id": SAMPLE_SCOPE_ID,
+        "cause": Cause.HOST_UPDATE,
+        "requested_by": "ann",
+    }
     return PlannedEvent(**{"event_id": event_id, "vms": ("web-0",), "notice_s": 900.0, **given, **facts})
 
 
@@ -70,7 +87,7 @@ def sample_measurement(at: float, **facts: Any) -> Measurement:
 
 def sample_history_entry(text: str, **facts: Any) -> HistoryEntry:
     """Return a history entry of kind FLEET with this text, at 5.0; `facts` sets or replaces fields."""
-    return HistoryEntry(**{"at": 5.0, "what": EntryKind.FLEET, "text": text, **facts})
+    return HistoryEntry(**{"at": 5.0, "kind": EntryKind.FLEET, "text": text, **facts})
 
 
 def sample_delivery(event_id: str, vm: str = "web-0", **facts: Any) -> EventDelivery:

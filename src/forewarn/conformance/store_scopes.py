@@ -58,7 +58,7 @@ class StoreScopeTests(StoreSuite):
         gate = Gate(id="g", request_id="r1", host="h1", released_at=0.1 + 0.2, wakes_at=None)
         host = Host(name="h1", location="north", zone="1", health=HostHealth.DEGRADED)
         entry = sample_history_entry(
-            "it was", scope_id=SAMPLE_SCOPE_ID, event_id="E1", request_id="r1", vm="web-0", host="h1", who="ann"
+            "it was", scope_id=SAMPLE_SCOPE_ID, event_id="E1", request_id="r1", vm="web-0", host="h1", actor="ann"
         )
 
         async def write(store: Store) -> None:

@@ -54,7 +54,9 @@ class AccessService:
         async with self._write_lock:
             if self._store.client(wanted) is not None:
                 raise Refused(f"client {wanted!r} exists already", Remedy.RENEW_CLIENT_SECRET, client=wanted)
-            made = RegisteredClient(id=wanted, secret_hash=b"", name=name.strip(), by=who, at=self._now())
+            made = RegisteredClient(
+                id=wanted, secret_hash=b"", name=name.strip(), created_by=who, created_at=self._now()
+            )
             return await self._save_with_new_secret(made, who, "added")
 
     async def renew_secret(self, client_id: str, *, who: str) -> ClientCredentials:
@@ -78,7 +80,7 @@ class AccessService:
         # Its tokens and sessions stop working at once. A later client with the same id inherits nothing.
         async with self._write_lock:
             client = self.client(client_id)
-            grants = tuple(self._store.grants(to=client.principal_id))
+            grants = tuple(self._store.grants(principal=client.principal_id))
             lost = f" with {len(grants)} grant{'' if len(grants) == 1 else 's'}" if grants else ""
             commit = Commit(
                 removed_clients=(client.id,),
@@ -99,7 +101,14 @@ class AccessService:
                 to = self.client(to.removeprefix(_CLIENT_PREFIX)).principal_id
             if (known := self._existing_grant(role, to, over)) is not None:
                 return known
-            grant = Grant(id=self._new_id().lower(), role=role, to=to, over=over, by=who, at=self._now())
+            grant = Grant(
+                id=self._new_id().lower(),
+                role=role,
+                principal=to,
+                resource=over,
+                granted_by=who,
+                granted_at=self._now(),
+            )
             entry = self._history_entry(who, f"{_grant_title(grant)} granted to {name or to}")
             await self._store.commit(Commit(grants=(grant,), entries=(entry,)))
         return grant
@@ -108,12 +117,14 @@ class AccessService:
         """Remove a grant, durably, and return it; `grant_id` is its id, or a start of it."""
         async with self._write_lock:
             grant = self.find_grant(grant_id)
-            entry = self._history_entry(who, f"{_grant_title(grant)} revoked from {name or grant.to}")
+            entry = self._history_entry(who, f"{_grant_title(grant)} revoked from {name or grant.principal}")
             await self._store.commit(Commit(removed_grants=(grant.id,), entries=(entry,)))
         return grant
 
     def _existing_grant(self, role: Role, to: str, over: str) -> Grant | None:
-        alike = (g for g in self._store.grants(to=to) if g.role is role and g.over.casefold() == over.casefold())
+        alike = (
+            g for g in self._store.grants(principal=to) if g.role is role and g.resource.casefold() == over.casefold()
+        )
         return next(alike, None)
 
     def client(self, client_id: str) -> RegisteredClient:
@@ -135,7 +146,7 @@ class AccessService:
         return found[0]
 
     def _history_entry(self, who: str, text: str) -> HistoryEntry:
-        return HistoryEntry(at=self._now(), what=EntryKind.ACCESS, who=who, text=f"{text} by {who}")
+        return HistoryEntry(at=self._now(), kind=EntryKind.ACCESS, actor=who, text=f"{text} by {who}")
 
     def _now(self) -> float:
         return self._transactions.clock.now()
@@ -147,4 +158,4 @@ def client_title(client: RegisteredClient) -> str:
 
 
 def _grant_title(grant: Grant) -> str:
-    return f"role {grant.role} over {'everything' if grant.over == ROOT_RESOURCE else grant.over}"
+    return f"role {grant.role} over {'everything' if grant.resource == ROOT_RESOURCE else grant.resource}"

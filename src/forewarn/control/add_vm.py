@@ -77,7 +77,7 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def vm_problem_text(problem: FleetFileProblem) -> str:
     """Return a problem and its remedy as one sentence, in words for one VM instead of a fleet file."""
-    text = f"{problem.what}: {problem.remedy}"
+    text = f"{problem.message}: {problem.remedy}"
     for pattern, words in _VM_WORDS:
         text = pattern.sub(words, text)
     return text

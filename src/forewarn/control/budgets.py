@@ -136,7 +136,7 @@ class BudgetService:
         return budget
 
     async def _commit_budgets(self, budgets: list[Budget], text: str, who: str) -> None:
-        entry = HistoryEntry(at=self._transactions.clock.now(), what=EntryKind.BUDGET, who=who, text=text)
+        entry = HistoryEntry(at=self._transactions.clock.now(), kind=EntryKind.BUDGET, actor=who, text=text)
         saved = SavedValue(BUDGETS_NAME, msgspec.json.encode(budgets))
         await self._store.commit(Commit(saved=(saved,), entries=(entry,)))
 

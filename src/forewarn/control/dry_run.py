@@ -103,9 +103,9 @@ async def dry_run_rollout(
     assert request.rollout is not None
     vms = control.rollouts.vms_of(request.rollout)
     if len(vms) > MAX_SIMULATED_VMS:
-        members = wave_phase(request.rollout, vms, (), (), request.at).members
+        members = wave_phase(request.rollout, vms, (), (), request.requested_at).members
         ledger = control.budgets.ledger()
-        windows = control.rollout_calendars.windows_at(request.at + request.notice_s)
+        windows = control.rollout_calendars.windows_at(request.requested_at + request.notice_s)
         batch = next_batch(request, vms, (), (), _placeholder_ids(), among=members, budgets=ledger, windows=windows)
         return preview_from_first_batch(batch.planned, now=control.clock.now(), vms=len(vms))
 
@@ -293,7 +293,7 @@ async def _simulate(snapshot: _StoreSnapshot, action: RequestAction, vms: int, a
         events = store.events(request_id=request.id)
         return SimulatedRequest(
             events=events,
-            skipped=[e.text for e in store.history(request_id=request.id) if e.what is EntryKind.SKIPPED],
+            skipped=[e.text for e in store.history(request_id=request.id) if e.kind is EntryKind.SKIPPED],
             run=_simulated_run(control, request, events),
         )
     finally:
@@ -317,7 +317,7 @@ def _simulated_run(control: ControlPlane, request: MaintenanceRequest, events: l
         events=events,
         is_over=is_over,
         closed_at=rollout.closed_at,
-        why=rollout.why,
+        reason=rollout.reason,
         waits_for=() if is_over else control.budgets.wait_texts(request.id),
         served_by={request_id: frozenset(states) for request_id, states in served.items() if states},
     )

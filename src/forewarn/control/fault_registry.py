@@ -91,4 +91,4 @@ class FaultRegistry:
                 self._events[fault_id].add(event.id)
 
     def _with_event_count(self, fault: Fault) -> Fault:
-        return replace(fault, touched=len(self._events[fault.id])) if fault.category is FaultCategory.EVENTS else fault
+        return replace(fault, applied=len(self._events[fault.id])) if fault.category is FaultCategory.EVENTS else fault

@@ -43,7 +43,9 @@ class FaultStormService:
         async with self._registry.write_lock:
             active = self._registry.active
             number = active.last_number + 1
-            storm = FaultStorm(id=f"s{number}", seed=seed, who=who, set_at=self._now(), for_s=for_s, gusts=storm_faults)
+            storm = FaultStorm(
+                id=f"s{number}", seed=seed, set_by=who, set_at=self._now(), duration_s=for_s, faults=storm_faults
+            )
             what = f"{len(storm_faults)} faults within {duration_text(for_s)}"
             entry = self._history_entry(who, f"storm {storm.id} with seed {seed} set by {who}: {what}")
             await self._registry.save(replace(active, last_number=number, storms=(*active.storms, storm)), [entry])
@@ -66,7 +68,7 @@ class FaultStormService:
         # twice.
         did = False
         while (storm := self._due_storm()) is not None:
-            await self._set_storm_fault(storm, storm.gusts[storm.gone])
+            await self._set_storm_fault(storm, storm.faults[storm.gone])
             did = True
         return did
 
@@ -90,13 +92,13 @@ class FaultStormService:
             await self._faults.set(_fault_spec(storm_fault, vm), who=f"storm {storm.id}")
         except Rejected as error:
             text = f"storm {storm.id} skipped {storm_fault.kind} for {name}: {full_message(error)}"
-            entries.append(self._history_entry(storm.who, text))
+            entries.append(self._history_entry(storm.set_by, text))
         await self._advance_storm(storm, entries)
 
     async def _advance_storm(self, storm: FaultStorm, entries: list[HistoryEntry]) -> None:
         advanced = replace(storm, gone=storm.gone + 1)
         if advanced.next_at is None:
-            entries.append(self._history_entry(storm.who, f"storm {storm.id} is over: its last fault is set"))
+            entries.append(self._history_entry(storm.set_by, f"storm {storm.id} is over: its last fault is set"))
         async with self._registry.write_lock:
             active = self._registry.active
             storms = tuple(advanced if s.id == storm.id else s for s in active.storms)
@@ -108,7 +110,7 @@ class FaultStormService:
         return [StormTarget(vm=vm.key, has_neighbour=sizes[vm.scope_id] > 1) for vm in vms]
 
     def _history_entry(self, who: str, text: str) -> HistoryEntry:
-        return HistoryEntry(at=self._now(), what=EntryKind.FAULT, who=who, text=text)
+        return HistoryEntry(at=self._now(), kind=EntryKind.FAULT, actor=who, text=text)
 
     def _now(self) -> float:
         return self._transactions.clock.now()
@@ -120,6 +122,6 @@ def _fault_spec(storm_fault: StormFault, vm: Vm) -> FaultSpec:
         kind=storm_fault.kind,
         target=target,
         count=storm_fault.count,
-        for_s=storm_fault.for_s,
+        duration_s=storm_fault.duration_s,
         parameters=storm_fault.parameters,
     )

@@ -54,7 +54,7 @@ class FaultSpec:
     kind: FaultKind
     target: FaultTarget
     count: int | None = None  # requests or events to affect at most, in all VMs together; None: no limit
-    for_s: float | None = None  # seconds, real for transport faults, else of lab time; None: the most of its kind
+    duration_s: float | None = None  # seconds, real for transport faults, else of lab time; None: the most of its kind
     parameters: Mapping[str, float] = field(default_factory=dict)  # by name; the kind has defaults for missing ones
 
 
@@ -130,7 +130,7 @@ class FaultService:
         return min((at for at in ends if at is not None), default=None)
 
     async def _set(self, spec: FaultSpec, who: str) -> Fault:
-        duration_s = fault_duration_s(spec.kind, spec.count, spec.for_s)
+        duration_s = fault_duration_s(spec.kind, spec.count, spec.duration_s)
         parameters = check_parameters(spec.kind, spec.parameters)
         active, vm = self.active, spec.target.vm
         scope_id = vm.scope_id if vm else spec.target.scope_id
@@ -141,7 +141,7 @@ class FaultService:
         fault = Fault(
             id=f"f{active.last_number + 1}",
             kind=spec.kind,
-            who=who,
+            set_by=who,
             set_at=self._now(),
             name=spec.target.name,
             vm=vm.key if vm else "",
@@ -160,10 +160,10 @@ class FaultService:
 
     async def _apply_at_once(self, fault: Fault) -> Fault:
         await self._registry.save(replace(self.active, last_number=self.active.last_number + 1))
-        entry = self._fault_entry(fault, f"set for {fault.name} by {fault.who}", fault.who)
+        entry = self._fault_entry(fault, f"set for {fault.name} by {fault.set_by}", fault.set_by)
         if fault.scope_id:
             await self._apply_in_scope(fault, fault.scope_id, Commit(entries=(entry,)))
-            return replace(fault, touched=_events_per_scope(fault))
+            return replace(fault, applied=_events_per_scope(fault))
         applied, refusal = 0, Refused(f"fault {fault.kind} needs a scope, and the fleet has none: add VMs")
         for scope_id in self._store.scope_ids():
             try:
@@ -173,7 +173,7 @@ class FaultService:
                 refusal = error
         if not applied:
             raise refusal
-        return replace(fault, touched=_events_per_scope(fault) * applied)
+        return replace(fault, applied=_events_per_scope(fault) * applied)
 
     async def _apply_in_scope(self, fault: Fault, scope_id: str, extra_commit: Commit) -> None:
         ids = [self._new_id() for _ in range(_events_per_scope(fault))]
@@ -201,7 +201,7 @@ class FaultService:
         return replace(self._history_entry(who, f"{fault.title} {text}"), vm=fault.vm_name, scope_id=fault.scope_id)
 
     def _history_entry(self, who: str, text: str) -> HistoryEntry:
-        return HistoryEntry(at=self._now(), what=EntryKind.FAULT, who=who, text=text)
+        return HistoryEntry(at=self._now(), kind=EntryKind.FAULT, actor=who, text=text)
 
     def _clock_time(self, category: FaultCategory) -> float:
         return self._real_time() if category is FaultCategory.TRANSPORT else self._now()
@@ -223,14 +223,14 @@ def _events_per_scope(fault: Fault) -> int:
 
 
 def _with_hits(fault: Fault, hits: list[FaultHits]) -> Fault:
-    by_vm = dict(fault.touched_by_vm)
+    by_vm = dict(fault.applied_by_vm)
     for hit in hits:
         if hit.vm in by_vm or len(by_vm) < _MAX_COUNTED_VMS:
             by_vm[hit.vm] = by_vm.get(hit.vm, 0) + hit.count
     if not hits:
         return fault
-    total = fault.touched + sum(hit.count for hit in hits)
-    return replace(fault, touched=total, touched_by_vm=by_vm, touched_at=max(hit.at for hit in hits))
+    total = fault.applied + sum(hit.count for hit in hits)
+    return replace(fault, applied=total, applied_by_vm=by_vm, last_applied_at=max(hit.at for hit in hits))
 
 
 def _limits_text(spec: FaultSpec, duration_s: float | None) -> str:
@@ -247,4 +247,4 @@ def _parameter_text(name: str, value: float) -> str:
 
 def _hits_text(fault: Fault) -> str:
     unit = "request" if fault.category is FaultCategory.TRANSPORT else "event"
-    return f"it affected {fault.touched} {unit}{'' if fault.touched == 1 else 's'}"
+    return f"it affected {fault.applied} {unit}{'' if fault.applied == 1 else 's'}"

@@ -200,7 +200,7 @@ class FleetService:
             commits.append(scope_commit(old, with_next_wake(new, self._transactions.context_for(old))))
         # One entry for all of them, in the first scope: who may read a set may read each of its scopes.
         vm = vms[0].name if len(vms) == 1 else ""
-        entry = HistoryEntry(at=now, what=EntryKind.FLEET, who=who, text=text, vm=vm, scope_id=vms[0].scope_id)
+        entry = HistoryEntry(at=now, kind=EntryKind.FLEET, actor=who, text=text, vm=vm, scope_id=vms[0].scope_id)
         return merge_commits(*commits, Commit(entries=(entry,)))
 
     def _require_unused_hosts(self, change: FleetChange) -> None:
@@ -260,7 +260,7 @@ def _history_entry(change: FleetChange, who: str, now: float) -> HistoryEntry:
     vm = next(iter(vms)) if len(vms) == 1 and not hosts else ""
     host = next(iter(hosts)) if len(hosts) == 1 and not vms else ""
     return HistoryEntry(
-        at=now, what=EntryKind.FLEET, who=who, text=change.text or _change_summary(change), vm=vm, host=host
+        at=now, kind=EntryKind.FLEET, actor=who, text=change.text or _change_summary(change), vm=vm, host=host
     )
 
 

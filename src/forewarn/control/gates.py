@@ -174,5 +174,5 @@ def independent_rounds(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
 
 def _gate_entry(gate: Gate, text: str, now: float) -> HistoryEntry:
     return HistoryEntry(
-        at=now, what=EntryKind.RELEASED, who=PLATFORM_ACTOR, text=text, request_id=gate.request_id, host=gate.host
+        at=now, kind=EntryKind.RELEASED, actor=PLATFORM_ACTOR, text=text, request_id=gate.request_id, host=gate.host
     )

@@ -37,7 +37,7 @@ class HostStatementService:
             confirmed = replace(host, confirmed_down=True)
             text = f"host {host.name} confirmed down by {who}: its VMs may be started elsewhere"
             entry = HistoryEntry(
-                at=self._transactions.clock.now(), what=EntryKind.HOST, who=who, text=text, host=host.name
+                at=self._transactions.clock.now(), kind=EntryKind.HOST, actor=who, text=text, host=host.name
             )
             await self._transactions.store.commit(Commit(hosts=(confirmed,), entries=(entry,)))
             return confirmed

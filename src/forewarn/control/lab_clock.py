@@ -103,7 +103,7 @@ class LabClockService:
     async def _write_history(self, what: str, who: str) -> None:
         """Write a history entry if a principal is named; it explains why events came earlier than expected."""
         if who:
-            entry = HistoryEntry(at=self._clock.now(), what=EntryKind.CLOCK, who=who, text=f"{what} by {who}")
+            entry = HistoryEntry(at=self._clock.now(), kind=EntryKind.CLOCK, actor=who, text=f"{what} by {who}")
             await self._store.commit(Commit(entries=(entry,)))
 
     def require_lab_clock(self, action: str) -> LabClock:

@@ -147,7 +147,7 @@ class MaintenanceConfigurationService:
             return old
 
     def _entry(self, who: str, text: str) -> HistoryEntry:
-        return HistoryEntry(at=self._now(), what=EntryKind.FLEET, who=who, text=text)
+        return HistoryEntry(at=self._now(), kind=EntryKind.FLEET, actor=who, text=text)
 
     def _now(self) -> float:
         return self._clock.now()

@@ -234,8 +234,8 @@ class Reconciler:
         event = self._event_of(act)
         return HistoryEntry(
             at=attempt.at,
-            what=EntryKind.RETRIED,
-            who=PLATFORM_ACTOR,
+            kind=EntryKind.RETRIED,
+            actor=PLATFORM_ACTOR,
             text=f"{verb_noun(act.verb)} of {act.name} is tried again in {duration_text(attempt.retry_in_s)}: "
             f"{attempt.reason}",
             scope_id=event.scope_id,
@@ -374,5 +374,5 @@ def _applied_commit(planned: Sequence[PlannedEvent]) -> Commit:
 
 def _skipped_entry(planned: PlannedEvent, why: str, now: float) -> HistoryEntry:
     return HistoryEntry(
-        at=now, what=EntryKind.SKIPPED, who=PLATFORM_ACTOR, text=why, request_id=planned.request_id, vm=planned.vms[0]
+        at=now, kind=EntryKind.SKIPPED, actor=PLATFORM_ACTOR, text=why, request_id=planned.request_id, vm=planned.vms[0]
     )

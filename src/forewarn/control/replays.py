@@ -120,8 +120,8 @@ class ReplayService:
         async def attempt() -> MaintenanceRequest:
             request = self.find(replay_id)
             assert request.replay is not None
-            if request.replay.ended is not None:
-                raise Refused(f"replay {request.id} is over ({request.replay.ended}): there is nothing to stop")
+            if request.replay.outcome is not None:
+                raise Refused(f"replay {request.id} is over ({request.replay.outcome}): there is nothing to stop")
             await self._end(self._tracked[request.id], ReplayEnding.STOPPED, f"stopped by {who}", who=who)
             return self.find(request.id)
 
@@ -163,7 +163,7 @@ class ReplayService:
     def current_step(self, request: MaintenanceRequest) -> ReplayStep | None:
         """Return the step of this replay that is shown now; None before a loop's first step and after the end."""
         tracked = self._tracked.get(request.id)
-        if tracked is None or not tracked.replay.done or tracked.replay.ended:
+        if tracked is None or not tracked.replay.done or tracked.replay.outcome:
             return None
         return tracked.script.steps[tracked.replay.done - 1]
 
@@ -182,7 +182,7 @@ class ReplayService:
                 yield _approved_entry(tracked.request, notice, by, now)
 
     def _is_approved(self, notice: EventNotice) -> bool:
-        return any(entry.what is EntryKind.APPROVED for entry in self._store.history(event_id=notice.id))
+        return any(entry.kind is EntryKind.APPROVED for entry in self._store.history(event_id=notice.id))
 
     async def _reconcile_one(self, tracked: _TrackedReplay) -> bool:
         replay, now = tracked.replay, self._transactions.clock.now()
@@ -201,9 +201,11 @@ class ReplayService:
     async def _end(self, tracked: _TrackedReplay, ended: ReplayEnding, reason: str, who: str = PLATFORM_ACTOR) -> None:
         replay, request = tracked.replay, tracked.request
         now = self._transactions.clock.now()
-        over = replace(request, replay=replace(replay, ended=ended, ended_at=now, reason=reason))
+        over = replace(request, replay=replace(replay, outcome=ended, ended_at=now, reason=reason))
         text = f"replay {request.id} ended: {reason}"
-        entry = HistoryEntry(at=now, what=EntryKind.STOPPED, who=who, text=text, request_id=request.id, vm=replay.name)
+        entry = HistoryEntry(
+            at=now, kind=EntryKind.STOPPED, actor=who, text=text, request_id=request.id, vm=replay.name
+        )
 
         def decision(scope: Scope, context: DecisionContext) -> Scope:
             shown = tracked.current_answer(scope)
@@ -232,16 +234,16 @@ class ReplayService:
 
     def _recent_requests(self) -> list[MaintenanceRequest]:
         known = (*self._store.requests(open_only=True), *self._store.requests(limit=_MAX_RECENT_REQUESTS))
-        return sorted({request.id: request for request in known}.values(), key=lambda request: request.at)
+        return sorted({request.id: request for request in known}.values(), key=lambda request: request.requested_at)
 
     def _running(self) -> list[_TrackedReplay]:
-        return [tracked for tracked in self._tracked.values() if tracked.replay.ended is None]
+        return [tracked for tracked in self._tracked.values() if tracked.replay.outcome is None]
 
     def _in_scope(self, scope_id: str) -> list[_TrackedReplay]:
         return [tracked for tracked in self._tracked.values() if tracked.replay.scope_id == scope_id]
 
     def _running_in_scope(self, scope_id: str) -> _TrackedReplay | None:
-        return next((tracked for tracked in self._in_scope(scope_id) if tracked.replay.ended is None), None)
+        return next((tracked for tracked in self._in_scope(scope_id) if tracked.replay.outcome is None), None)
 
     def _new_request(self, vm: Vm, script: ReplayScript, *, who: str, speed: float, loops: int) -> MaintenanceRequest:
         now = self._transactions.clock.now()
@@ -249,14 +251,19 @@ class ReplayService:
             vm=vm.key,
             name=vm.name,
             scope_id=vm.scope_id,
-            begun_at=now,
+            loop_started_at=now,
             steps=len(script.steps),
             length_s=script.length_s,
             speed=speed,
             loops=loops,
         )
         return MaintenanceRequest(
-            id=self._new_id().lower(), ask=RequestedOperation.REPLAY, who=who, at=now, targets=(vm.name,), replay=replay
+            id=self._new_id().lower(),
+            operation=RequestedOperation.REPLAY,
+            requested_by=who,
+            requested_at=now,
+            targets=(vm.name,),
+            replay=replay,
         )
 
     def _require_lab(self) -> None:
@@ -307,15 +314,17 @@ def _show_step_decision(tracked: _TrackedReplay) -> Callable[[Scope, DecisionCon
 def _replay_entry(
     request: MaintenanceRequest, replay: Replay, what: EntryKind, text: str, context: DecisionContext
 ) -> HistoryEntry:
-    return HistoryEntry(at=context.now, what=what, who=PLATFORM_ACTOR, text=text, request_id=request.id, vm=replay.name)
+    return HistoryEntry(
+        at=context.now, kind=what, actor=PLATFORM_ACTOR, text=text, request_id=request.id, vm=replay.name
+    )
 
 
 def _requested_entry(request: MaintenanceRequest) -> HistoryEntry:
-    text = f"{request.who} requested replay of a recording to {request.targets[0]}"
+    text = f"{request.requested_by} requested replay of a recording to {request.targets[0]}"
     return HistoryEntry(
-        at=request.at,
-        what=EntryKind.REQUESTED,
-        who=request.who,
+        at=request.requested_at,
+        kind=EntryKind.REQUESTED,
+        actor=request.requested_by,
         text=text,
         request_id=request.id,
         vm=request.targets[0],
@@ -324,7 +333,7 @@ def _requested_entry(request: MaintenanceRequest) -> HistoryEntry:
 
 def _approved_entry(request: MaintenanceRequest, notice: EventNotice, by: str, now: float) -> HistoryEntry:
     text = f"{by} approved {notice.kind} of {', '.join(notice.resources)}, a replayed event: the replay keeps its pace"
-    return HistoryEntry(at=now, what=EntryKind.APPROVED, who=by, text=text, event_id=notice.id, request_id=request.id)
+    return HistoryEntry(at=now, kind=EntryKind.APPROVED, actor=by, text=text, event_id=notice.id, request_id=request.id)
 
 
 def _script_key(replay_id: str) -> str:

@@ -261,7 +261,7 @@ class RequestService:
             require_destination(vm, others)
         planned = plan_events_for_vms(request, vms, self._new_id, host=host.name)
         self._check_applicable(planned)
-        entries = (requested_entry(request), self._host_entry(changed, request.who, str(health)))
+        entries = (requested_entry(request), self._host_entry(changed, request.requested_by, str(health)))
         await self._store.commit(Commit(requests=(request,), planned=planned, hosts=(changed,), entries=entries))
         return RequestReceipt(request=request, events=())
 
@@ -306,7 +306,7 @@ class RequestService:
 
     def _host_entry(self, host: Host, who: str, state: str) -> HistoryEntry:
         return HistoryEntry(
-            at=self._now(), what=EntryKind.HOST, who=who, text=f"host {host.name} {state}", host=host.name
+            at=self._now(), kind=EntryKind.HOST, actor=who, text=f"host {host.name} {state}", host=host.name
         )
 
     def _now(self) -> float:
@@ -356,9 +356,9 @@ def new_request(
         raise Rejected(f"notice of {notice_s:g} s is negative: give 0 or more")
     request = MaintenanceRequest(
         id=request_id.lower(),
-        ask=operation,
-        who=who,
-        at=now,
+        operation=operation,
+        requested_by=who,
+        requested_at=now,
         targets=tuple(targets),
         notice_s=notice_s,
         short_notice=short_notice,
@@ -368,8 +368,13 @@ def new_request(
 
 def requested_entry(request: MaintenanceRequest) -> HistoryEntry:
     """Return the history entry of a new request: who requested what, of which targets."""
-    text = f"{request.who} requested {verb_noun(request.ask)} of {first_names(request.targets, 5)}"
-    vm = request.targets[0] if request.ask in _VM_OPERATIONS and len(request.targets) == 1 else ""
+    text = f"{request.requested_by} requested {verb_noun(request.operation)} of {first_names(request.targets, 5)}"
+    vm = request.targets[0] if request.operation in _VM_OPERATIONS and len(request.targets) == 1 else ""
     return HistoryEntry(
-        at=request.at, what=EntryKind.REQUESTED, who=request.who, text=text, request_id=request.id, vm=vm
+        at=request.requested_at,
+        kind=EntryKind.REQUESTED,
+        actor=request.requested_by,
+        text=text,
+        request_id=request.id,
+        vm=vm,
     )

@@ -44,7 +44,7 @@ class RolloutCalendars:
         commit = applied.commit
         for request in commit.requests:
             self._follow_closing(request)
-        changes_fleet = bool(commit.vms) and any(entry.what is EntryKind.FLEET for entry in commit.entries)
+        changes_fleet = bool(commit.vms) and any(entry.kind is EntryKind.FLEET for entry in commit.entries)
         self.has_changed |= commit.changes_configurations or (changes_fleet and self.are_used)
 
     def _follow_closing(self, request: MaintenanceRequest) -> None:

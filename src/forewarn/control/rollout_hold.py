@@ -58,7 +58,7 @@ class RolloutHoldService:
             # One reason for all: a second hold would hide why the first was set.
             if self.hold is not None:
                 raise Refused(f"all rollouts are on hold already ({self.hold.reason}): lift that hold first")
-            hold = RolloutHold(reason=reason, who=who, at=self._transactions.clock.now())
+            hold = RolloutHold(reason=reason, set_by=who, set_at=self._transactions.clock.now())
             # The store writes in order: what was decided before this line is stored before the hold, and every later
             # decision knows the hold. So nothing is published or started after the caller has its answer.
             self._transactions.hold_reason = reason
@@ -113,7 +113,7 @@ class RolloutHoldService:
         self._transactions.hold_reason = self.hold.reason if self.hold is not None else ""
 
     async def _commit_hold(self, hold: RolloutHold, kind: EntryKind, text: str, who: str) -> None:
-        entry = HistoryEntry(at=self._transactions.clock.now(), what=kind, who=who, text=text)
+        entry = HistoryEntry(at=self._transactions.clock.now(), kind=kind, actor=who, text=text)
         saved = SavedValue(ROLLOUT_HOLD_NAME, msgspec.json.encode(hold))
         await self._store.commit(Commit(saved=(saved,), entries=(entry,)))
 

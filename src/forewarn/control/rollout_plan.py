@@ -50,7 +50,7 @@ async def plan_rollout(
     return make_rollout_plan(
         request.rollout,
         divided,
-        now=request.at,
+        now=request.requested_at,
         notice_s=request.notice_s,
         earliest=await run(approves=True),
         latest=await run(approves=False),

@@ -51,9 +51,9 @@ def wave_entry(request: MaintenanceRequest, text: str, now: float) -> HistoryEnt
 def ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now: float) -> HistoryEntry:
     """Return the history entry about a rollout that has stopped itself or completed; writes nothing."""
     if rollout.progress is RolloutState.STOPPED:
-        text = f"rollout {request.id} stopped: {rollout.why}; events that have not started are withdrawn"
+        text = f"rollout {request.id} stopped: {rollout.reason}; events that have not started are withdrawn"
         return _entry(request, EntryKind.STOPPED, text, now)
-    text = f"rollout {request.id} completed{failed}" + (f": {rollout.why}" if rollout.why else "")
+    text = f"rollout {request.id} completed{failed}" + (f": {rollout.reason}" if rollout.reason else "")
     return _entry(request, EntryKind.COMPLETED, text, now)
 
 
@@ -64,7 +64,7 @@ def after_verdict(
     # A wait for measurements that are still to come changes nothing, and neither does another reason for the same wait.
     match verdict.decision:
         case HealthDecision.PAUSE:
-            changed = replace(rollout, progress=RolloutState.PAUSED, why=verdict.why, unclear="")
+            changed = replace(rollout, progress=RolloutState.PAUSED, reason=verdict.why, unclear="")
             text = f"rollout {request.id} paused: {verdict.why}; events that have not started are withdrawn"
             return changed, _entry(request, EntryKind.PAUSED, text, now)
         case HealthDecision.WAIT if not rollout.unclear:
@@ -77,4 +77,4 @@ def after_verdict(
 
 
 def _entry(request: MaintenanceRequest, kind: EntryKind, text: str, now: float) -> HistoryEntry:
-    return HistoryEntry(at=now, what=kind, who=PLATFORM_ACTOR, text=text, request_id=request.id)
+    return HistoryEntry(at=now, kind=kind, actor=PLATFORM_ACTOR, text=text, request_id=request.id)

@@ -93,7 +93,7 @@ class RolloutRequestService:
         now = self._transactions.clock.now()
         names = [scope_title(scope)] if scope else list(rollout.hosts) or [rollout_target_text(rollout)]
         request = new_request(self._new_id(), RequestedOperation.ROLLOUT, who, now, names, notice_s, short_notice)
-        require_usable_calendar(rollout, request.at, notice_s)
+        require_usable_calendar(rollout, request.requested_at, notice_s)
         return replace(request, rollout=rollout)
 
     async def change_state(self, request_id: str, progress: RolloutState, *, who: str) -> MaintenanceRequest:
@@ -108,13 +108,13 @@ class RolloutRequestService:
             assert request.rollout is not None
             what, verb = _STATE_CHANGE_ENTRIES[progress]
             why = f"{who} ended it" if progress is RolloutState.ABORTED else ""
-            rollout = replace(request.rollout, progress=progress, why=why, unclear="")
+            rollout = replace(request.rollout, progress=progress, reason=why, unclear="")
             now = self._transactions.clock.now()
             if progress is RolloutState.RUNNING:
                 rollout = replace(rollout, check_round=rollout.check_round + 1, resumed_at=now)
             changed = replace(request, rollout=rollout)
             text = f"rollout {request.id} {verb} by {who}"
-            entry = HistoryEntry(at=now, what=what, who=who, text=text, request_id=request.id)
+            entry = HistoryEntry(at=now, kind=what, actor=who, text=text, request_id=request.id)
             await self._store.commit(Commit(requests=(changed,), entries=(entry,)))
             return changed
 

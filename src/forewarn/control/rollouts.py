@@ -152,7 +152,7 @@ class RolloutService:
                 self._unblock(self._shared_work.others_on_host(event))  # also when a VM has left their host
         for entry in commit.entries:
             # A planned event that was refused is gone without an event: its VM remains.
-            if entry.what is EntryKind.SKIPPED:
+            if entry.kind is EntryKind.SKIPPED:
                 self._changed.add(entry.request_id)
 
     def _check_all_open(self) -> None:
@@ -237,7 +237,7 @@ class RolloutService:
     def _changed_in_order(self) -> list[str]:
         """Return the ids of the changed requests, the oldest request first: it gets what budgets allow."""
         ages = {request_id: self._store.request(request_id) for request_id in self._changed}
-        return sorted(ages, key=lambda id_: (request.at if (request := ages[id_]) is not None else 0.0, id_))
+        return sorted(ages, key=lambda id_: (request.requested_at if (request := ages[id_]) is not None else 0.0, id_))
 
     def _check_unblocked(self, acts_are_due: bool) -> None:
         now = self._now()
@@ -282,7 +282,7 @@ class RolloutService:
                     return did
             # As a state first: events are withdrawn in a later pass, and a crash in between changes nothing.
             why = rollout_end_reason(rollout, events, progress)
-            ended = replace(rollout, progress=progress, why=why, unclear="")
+            ended = replace(rollout, progress=progress, reason=why, unclear="")
             await self._save_rollout(request, ended, ended_entry(request, ended, failures_text(events), self._now()))
             return True
         if progress in _END_STATES:

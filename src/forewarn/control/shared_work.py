@@ -35,7 +35,7 @@ class SharedWorkIndex:
             self._forget_old()
 
     def _forget_old(self) -> None:
-        oldest = min((request.at for request in self._rollouts.values() if request.is_open), default=None)
+        oldest = min((request.requested_at for request in self._rollouts.values() if request.is_open), default=None)
         for request_id, request in list(self._rollouts.items()):
             rollout = request.rollout
             if rollout is not None and rollout.closed and (oldest is None or (rollout.closed_at or 0.0) < oldest):

@@ -87,7 +87,7 @@ class StandingOrderService:
         if not hosts:
             raise Refused("a standing order visits hosts, and the fleet has none: add hosts first")
         try:
-            self._requests.plan(_rollout_over(order, hosts[0]), who=order.who, notice_s=order.notice_s)
+            self._requests.plan(_rollout_over(order, hosts[0]), who=order.set_by, notice_s=order.notice_s)
         except Rejected as error:
             if error.remedy_code is Remedy.ALLOW_SHORT_NOTICE:  # visits are no tests: they always give the minimum
                 error.remedy_code = Remedy.GIVE_MORE_NOTICE
@@ -103,7 +103,7 @@ class StandingOrderService:
             if self._stored is not None:
                 order = replace(order, visits=self._stored.visits, held_until=self._stored.held_until)
             text = f"standing order: visit every host within {duration_text(order.within_s)} ({order.impact})"
-            await self._commit_order(order, text, order.who)
+            await self._commit_order(order, text, order.set_by)
         return order
 
     async def remove_order(self, *, who: str) -> StandingOrder:
@@ -207,7 +207,7 @@ class StandingOrderService:
         """Request the rollout of a visit; if that is refused, the visit is over and says why."""
         key = RequestKey(request_id=visit.request_id, digest="", at=0.0)
         try:
-            await self._requests.start(_rollout_over(order, host), who=order.who, notice_s=order.notice_s, key=key)
+            await self._requests.start(_rollout_over(order, host), who=order.set_by, notice_s=order.notice_s, key=key)
         except Rejected as error:
             return given_up(visit, full_message(error), self._now())
         return visit
@@ -223,7 +223,7 @@ class StandingOrderService:
         self._follow(order)
 
     async def _commit_order(self, order: StandingOrder, text: str, who: str) -> None:
-        entry = HistoryEntry(at=self._now(), what=EntryKind.STANDING_ORDER, who=who, text=text)
+        entry = HistoryEntry(at=self._now(), kind=EntryKind.STANDING_ORDER, actor=who, text=text)
         saved = SavedValue(STANDING_ORDER_NAME, msgspec.json.encode(order))
         await self._store.commit(Commit(saved=(saved,), entries=(entry,)))
 

@@ -267,4 +267,4 @@ def _host_entry(host: Host, problem: str | None, now: float) -> HistoryEntry:
         text = f"host {host.name} does not answer, and its VMs may be running: {problem}"
     else:
         text = f"host {host.name} answers again, after {duration_text(now - (host.unreachable_since or now))}"
-    return HistoryEntry(at=now, what=EntryKind.UNANNOUNCED, text=text, host=host.name)
+    return HistoryEntry(at=now, kind=EntryKind.UNANNOUNCED, text=text, host=host.name)

@@ -34,8 +34,8 @@ class WebhookSpec:
 
     url: str  # of the receiver, http or https, at most 2000 ASCII characters, without user, password and fragment
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
-    over: str = ROOT_RESOURCE  # a resource id: only events of VMs within it; by default all
-    happenings: tuple[EventGridStatus, ...] = ()  # statuses to notify about; (): all
+    resource: str = ROOT_RESOURCE  # a resource id: only events of VMs within it; by default all
+    statuses: tuple[EventGridStatus, ...] = ()  # statuses to notify about; (): all
     opted_in_only: bool = False  # only events of VMs with `publish_outside`
     rollouts: bool | None = None  # also what happens to rollouts themselves; None: unless another field filters
     secret: str = ""  # signs messages, 16 characters or more; "": generate one
@@ -61,18 +61,18 @@ class WebhookService:
             url=_parse_webhook_url(spec.url),
             secret=_check_secret(spec.secret) if spec.secret else new_secret(),
             schema=spec.schema,
-            over=_parse_resource(spec.over),
-            happenings=_in_declared_order(spec.happenings),
+            resource=_parse_resource(spec.resource),
+            statuses=_in_declared_order(spec.statuses),
             opted_in_only=spec.opted_in_only,
             rollouts=_wants_rollouts(spec),
-            by=who,
-            at=self._clock.now(),
+            created_by=who,
+            created_at=self._clock.now(),
             cursor=0 if spec.from_start else self._store.last_seq(),
         )
         self._webhook_delivery.require_allowed(webhook.url)
         if spec.validate:
             await self._webhook_delivery.verification.validate(webhook)
-        over = "all VMs" if webhook.over == ROOT_RESOURCE else webhook.over
+        over = "all VMs" if webhook.resource == ROOT_RESOURCE else webhook.resource
         entry = self._history_entry(who, f"{_webhook_title(webhook)} gets notifications about {over} from now on")
         await self._store.commit(Commit(webhooks=(webhook,), entries=(entry,)))
         return webhook
@@ -98,7 +98,7 @@ class WebhookService:
         return found[0]
 
     def _history_entry(self, who: str, text: str) -> HistoryEntry:
-        return HistoryEntry(at=self._clock.now(), what=EntryKind.WEBHOOK, who=who, text=text)
+        return HistoryEntry(at=self._clock.now(), kind=EntryKind.WEBHOOK, actor=who, text=text)
 
 
 def _webhook_title(webhook: WebhookSubscription) -> str:
@@ -139,9 +139,9 @@ def _parse_resource(text: str) -> str:
 
 
 def _wants_rollouts(spec: WebhookSpec) -> bool:
-    is_everything = _parse_resource(spec.over) == ROOT_RESOURCE
+    is_everything = _parse_resource(spec.resource) == ROOT_RESOURCE
     if spec.rollouts is None:
-        return is_everything and not spec.happenings and not spec.opted_in_only
+        return is_everything and not spec.statuses and not spec.opted_in_only
     if spec.rollouts and not is_everything:
         raise Rejected(
             "messages about rollouts are about the whole fleet, but this webhook is for a part of it: "

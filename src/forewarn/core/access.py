@@ -55,10 +55,12 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str  # a GUID, lower case; "owner" for that of the service's owner, which is not stored
     role: Role
-    to: str  # the id of a principal: `client:…` and `vm:…` in lower case, or `oidc:…`, the id that its issuer gives
-    over: str  # a resource id, whose letter case does not matter, or ROOT_RESOURCE (`/`: everything)
-    by: str = ""  # the name of who granted it
-    at: float = 0  # when, in lab time
+    principal: (
+        str  # the id of a principal: `client:…` and `vm:…` in lower case, or `oidc:…`, the id that its issuer gives
+    )
+    resource: str  # a resource id, whose letter case does not matter, or ROOT_RESOURCE (`/`: everything)
+    granted_by: str = ""  # the name of who granted it
+    granted_at: float = 0  # when, in lab time
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,8 +69,8 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     id: str  # in lower case
     secret_hash: bytes  # salted, of the secret; `auth.client_secrets` makes and checks it
     name: str = ""  # for people; "": its id
-    by: str = ""  # the name of who added it
-    at: float = 0  # when, in lab time
+    created_by: str = ""  # the name of who added it
+    created_at: float = 0  # when, in lab time
 
     @property
     def principal_id(self) -> str:
@@ -96,7 +98,9 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     def may(self, right: Right, over: str) -> bool:
         """Return whether a grant to this principal includes the right over the resource with the id `over`."""
-        return any(right in ROLE_RIGHTS[grant.role] and is_within_resource(grant.over, over) for grant in self.grants)
+        return any(
+            right in ROLE_RIGHTS[grant.role] and is_within_resource(grant.resource, over) for grant in self.grants
+        )
 
     def may_all(self, right: Right, resources: Iterable[str]) -> bool:
         """Return whether the principal has the right over every one of these resource ids; True for none."""
@@ -109,5 +113,5 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 def owner_principal(name: str) -> Principal:
     """Return the principal of the service's owner: Administrator over everything, `name` in the history."""
-    everything = Grant(id="owner", role=Role.ADMINISTRATOR, to="owner", over=ROOT_RESOURCE)
+    everything = Grant(id="owner", role=Role.ADMINISTRATOR, principal="owner", resource=ROOT_RESOURCE)
     return Principal(id="owner", name=name, grants=(everything,))

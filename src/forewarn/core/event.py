@@ -68,7 +68,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     scope_id: str  # of the scope that all its VMs are in
     request_id: str  # of the request; for an event that a fault made, the id of the fault
     cause: Cause
-    who: str  # the name of who requested it
+    requested_by: str  # the name of who requested it
     vms: tuple[str, ...]  # names as documents show them
     published_at: float  # when it was published; if it is not listed, performed
     not_before: float  # when it may start without an approval

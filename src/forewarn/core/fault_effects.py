@@ -51,7 +51,7 @@ def withdraw_after_approval(scope: Scope, event: Event, context: DecisionContext
         return None
     touched = replace(event, faults=(*event.faults, fault.id))
     reason = f"{fault.title} of {fault.name}"
-    return lifecycle.withdraw(scope, touched, by=fault.who, reason=reason, now=context.now)
+    return lifecycle.withdraw(scope, touched, by=fault.set_by, reason=reason, now=context.now)
 
 
 def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
@@ -62,7 +62,7 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
             "poll from a VM of this scope"
         )
     text = f"{fault.title} set {fault.name} back to incarnation 1, epoch {scope.epoch + 1}"
-    entry = HistoryEntry(at=now, what=EntryKind.FAULT, who=fault.who, text=text, vm=fault.vm_name)
+    entry = HistoryEntry(at=now, kind=EntryKind.FAULT, actor=fault.set_by, text=text, vm=fault.vm_name)
     return replace(scope, epoch=scope.epoch + 1, incarnation=1, enabled_at=now).with_entries(entry)
 
 
@@ -118,7 +118,7 @@ def _planned_freeze(fault: Fault, vm: Vm, event_id: str) -> PlannedEvent:
         request_id=fault.id,
         scope_id=vm.scope_id,
         cause=_FREEZE_CAUSE,
-        who=fault.who,
+        requested_by=fault.set_by,
         vms=(vm.name,),
         notice_s=CAUSE_RULES[_FREEZE_CAUSE].minimum_notice_s,
         update_domain=vm.update_domain,

@@ -77,7 +77,7 @@ def _storm_fault(random: _SeededRandom, kind: FaultKind, target: StormTarget, af
         kind=kind,
         vm=target.vm,
         count=None if at_once else count,
-        for_s=None if at_once else duration_s,
+        duration_s=None if at_once else duration_s,
         parameters=_random_parameters(random, kind),
     )
 

@@ -132,7 +132,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str  # `f1`
     kind: FaultKind
-    who: str  # the name of who set it
+    set_by: str  # the name of who set it
     set_at: float  # lab time
     name: str  # its target in words
     vm: str = ""  # the key of the VM it is on; "": on a scope or on everything
@@ -141,9 +141,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     count: int | None = None  # it affects at most this many requests or events; None: no limit
     until: float | None = None  # real time for requests, lab time for events; None: until it is cleared
     parameters: dict[str, float] = {}  # those that were given; `parameter` adds the defaults
-    touched: int = 0  # affected requests, events or (a reset) scopes; of events, as `FaultRegistry.active` counts them
-    touched_by_vm: dict[str, int] = {}  # VM key → its affected requests, of the first 100 VMs; only of faults on these
-    touched_at: float | None = None  # lab time of the last affected request; None: none yet
+    applied: int = 0  # affected requests, events or (a reset) scopes; of events, as `FaultRegistry.active` counts them
+    applied_by_vm: dict[str, int] = {}  # VM key → its affected requests, of the first 100 VMs; only of faults on these
+    last_applied_at: float | None = None  # lab time of the last affected request; None: none yet
 
     @property
     def category(self) -> FaultCategory:
@@ -158,12 +158,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def remaining(self) -> int | None:
         """How many more requests or events the fault may affect: `count` less `touched`, at least 0."""
-        return None if self.count is None else max(0, self.count - self.touched)
+        return None if self.count is None else max(0, self.count - self.applied)
 
     @property
     def without_counts(self) -> Fault:
         """A copy of the fault with all `touched…` fields reset, as it was when it was set."""
-        return msgspec.structs.replace(self, touched=0, touched_by_vm={}, touched_at=None)
+        return msgspec.structs.replace(self, applied=0, applied_by_vm={}, last_applied_at=None)
 
     def parameter(self, name: str) -> float:
         """Return the value of a parameter of the fault, or its default if it was not given."""
@@ -272,7 +272,7 @@ class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: FaultKind
     vm: str  # the key of the VM
     count: int | None = None  # of requests or events; None: it happens at once
-    for_s: float | None = None  # real time for requests, lab time for events; None: it happens at once
+    duration_s: float | None = None  # real time for requests, lab time for events; None: it happens at once
     parameters: dict[str, float] = {}  # others of its kind have their defaults
 
 
@@ -281,16 +281,16 @@ class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str  # `s1`
     seed: int  # the number that its schedule follows from
-    who: str  # the name of who set it
+    set_by: str  # the name of who set it
     set_at: float  # when it began, in lab time
-    for_s: float  # how long new faults begin, in seconds of lab time
-    gusts: tuple[StormFault, ...]  # its faults, in order
+    duration_s: float  # how long new faults begin, in seconds of lab time
+    faults: tuple[StormFault, ...]  # its faults, in order
     gone: int = 0  # how many of them were set already, or skipped, as when the VM was removed
 
     @property
     def next_at(self) -> float | None:
         """The lab time, maybe past, at which the next fault of the storm is due; None after the last."""
-        return self.set_at + self.gusts[self.gone].after_s if self.gone < len(self.gusts) else None
+        return self.set_at + self.faults[self.gone].after_s if self.gone < len(self.faults) else None
 
 
 class ActiveFaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -216,7 +216,7 @@ def _removed_vms_with_started_events(merge: FleetMerge, events_by_vm: _EventsByV
         for event in (event for event in _events_of_vm(vm, events_by_vm) if event.status is EventState.STARTED):
             what = f"VM {vm.name!r} is not in the file, but {_event_title(event)} has started and affects it"
             yield FleetFileProblem(
-                line=0, what=what, remedy="it cannot be removed now; apply again when the event is over"
+                line=0, message=what, remedy="it cannot be removed now; apply again when the event is over"
             )
 
 
@@ -231,7 +231,7 @@ def _vms_that_change_location(merge: FleetMerge) -> Iterator[FleetFileProblem]:
         elif (old.location, old.zone) != (new.location, new.zone):
             what = f"VM {old.name!r} is in {location_text(old)} and cannot move to {location_text(new)}"
         if what:
-            yield FleetFileProblem(line=_declared_line(merge, new), what=what, remedy=remedy)
+            yield FleetFileProblem(line=_declared_line(merge, new), message=what, remedy=remedy)
 
 
 def _vms_that_change_domain_during_event(merge: FleetMerge, events_by_vm: _EventsByVm) -> Iterator[FleetFileProblem]:
@@ -242,7 +242,7 @@ def _vms_that_change_domain_during_event(merge: FleetMerge, events_by_vm: _Event
             change = f"from update domain {old.update_domain} to {new.update_domain}"
             what = f"VM {old.name!r} cannot change {change} while {_event_title(events[0])} is {events[0].status}"
             remedy = "apply again when the event is over, or leave out update_domain"
-            yield FleetFileProblem(line=_declared_line(merge, new), what=what, remedy=remedy)
+            yield FleetFileProblem(line=_declared_line(merge, new), message=what, remedy=remedy)
 
 
 def _removed_hosts_in_use(merge: FleetMerge) -> Iterator[FleetFileProblem]:
@@ -255,7 +255,7 @@ def _removed_hosts_in_use(merge: FleetMerge) -> Iterator[FleetFileProblem]:
             reported.add(host)
             what = f"host {host!r} is not in the file, but VM {name!r} stays on it or moves to it"
             remedy = "keep the host in the file, or redeploy or remove its VMs first"
-            yield FleetFileProblem(line=0, what=what, remedy=remedy)
+            yield FleetFileProblem(line=0, message=what, remedy=remedy)
 
 
 def _moved_hosts_in_use(merge: FleetMerge) -> Iterator[FleetFileProblem]:
@@ -269,7 +269,7 @@ def _moved_hosts_in_use(merge: FleetMerge) -> Iterator[FleetFileProblem]:
                 f"host {host.name!r} cannot move to {location_text(host)}: VM {vm.name!r} runs "
                 f"on it in {location_text(vm)}"
             )
-            yield FleetFileProblem(line=0, what=what, remedy="redeploy or remove its VMs first")
+            yield FleetFileProblem(line=0, message=what, remedy="redeploy or remove its VMs first")
 
 
 def _new_vms_without_host(merge: FleetMerge) -> Iterator[FleetFileProblem]:
@@ -281,11 +281,11 @@ def _new_vms_without_host(merge: FleetMerge) -> Iterator[FleetFileProblem]:
     for vm in (*merge.new_vms, *merge.resurrected_vms):
         if not vm.host:
             what = f"VM {vm.name!r} has no host to run on: there is no healthy host in {location_text(vm)}"
-            yield FleetFileProblem(line=_declared_line(merge, vm), what=what, remedy="add or repair a host first")
+            yield FleetFileProblem(line=_declared_line(merge, vm), message=what, remedy="add or repair a host first")
         elif vm.host in unusable:
             what = f"VM {vm.name!r} cannot start on host {vm.host!r}, which is {unusable[vm.host]}"
             yield FleetFileProblem(
-                line=_declared_line(merge, vm), what=what, remedy="name another host, or leave out host"
+                line=_declared_line(merge, vm), message=what, remedy="name another host, or leave out host"
             )
 
 
@@ -297,7 +297,7 @@ def _duplicate_addresses(merge: FleetMerge) -> Iterator[FleetFileProblem]:
         if other is not vm:
             line = _declared_line(merge, vm) or _declared_line(merge, other)
             what = f"address {address!r} would belong to VM {other.name!r} and to VM {vm.name!r}"
-            yield FleetFileProblem(line=line, what=what, remedy="give one of them another address in the file")
+            yield FleetFileProblem(line=line, message=what, remedy="give one of them another address in the file")
 
 
 def _addresses_of(vm: Vm) -> set[str]:
@@ -310,12 +310,12 @@ def _oversized_placement_groups(merge: FleetMerge) -> Iterator[FleetFileProblem]
     for scope_id, vm in first.items():
         if vm.is_flexible:
             what = f"scale set {vm.scale_set!r} would have {counts[scope_id]} VMs; the limit is {MAX_FLEXIBLE_SET}"
-            yield FleetFileProblem(line=_declared_line(merge, vm), what=what, remedy="remove some of its VMs first")
+            yield FleetFileProblem(line=_declared_line(merge, vm), message=what, remedy="remove some of its VMs first")
             continue
         group = f"placement group {vm.placement_group!r} of scale set {vm.scale_set!r}"
         what = f"{group} would have {counts[scope_id]} VMs; the limit is {MAX_PLACEMENT_GROUP} (spec §7.1)"
         yield FleetFileProblem(
-            line=_declared_line(merge, vm), what=what, remedy="name another placement_group for the new ones"
+            line=_declared_line(merge, vm), message=what, remedy="name another placement_group for the new ones"
         )
 
 
@@ -334,7 +334,7 @@ def _sets_with_two_orchestrations(merge: FleetMerge) -> Iterator[FleetFileProble
             reported.add(resource)
             what = f"scale set {vm.scale_set!r} is {other.orchestration}, and its VM {vm.name!r} is {vm.orchestration}"
             remedy = f"give the set another name, or remove its {other.orchestration} VMs first"
-            yield FleetFileProblem(line=_declared_line(merge, vm), what=what, remedy=remedy)
+            yield FleetFileProblem(line=_declared_line(merge, vm), message=what, remedy=remedy)
 
 
 def _sets_with_invalid_delivery(merge: FleetMerge) -> Iterator[FleetFileProblem]:
@@ -359,7 +359,7 @@ def _sets_with_invalid_delivery(merge: FleetMerge) -> Iterator[FleetFileProblem]
             remedy = "leave out narrow_delivery, or replace the VMs in other fault domains than 0 first"
         if what:
             reported.add(group)
-            yield FleetFileProblem(line=_declared_line(merge, declared), what=what, remedy=remedy)
+            yield FleetFileProblem(line=_declared_line(merge, declared), message=what, remedy=remedy)
 
 
 def _deliveries_that_change_during_event(merge: FleetMerge) -> Iterator[FleetFileProblem]:
@@ -375,7 +375,9 @@ def _deliveries_that_change_during_event(merge: FleetMerge) -> Iterator[FleetFil
             vm = first[scope_id]
             what = f"narrow_delivery of {scope_title_of_vm(vm)} cannot change while {_event_title(event)}"
             yield FleetFileProblem(
-                line=_declared_line(merge, vm), what=f"{what} is {event.status}", remedy="apply again when it is over"
+                line=_declared_line(merge, vm),
+                message=f"{what} is {event.status}",
+                remedy="apply again when it is over",
             )
 
 

@@ -56,9 +56,9 @@ class HistoryEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     """
 
     at: float  # lab time
-    what: EntryKind  # its kind
+    kind: EntryKind  # its kind
     text: str  # a sentence for people
-    who: str = ""  # the name of the user or client, or of the service itself
+    actor: str = ""  # the name of the user or client, or of the service itself
     scope_id: str = ""  # for entries of a decision, `Scope.with_entries` sets it
     event_id: str = ""  # GUID, upper case
     request_id: str = ""  # GUID, lower case; for an event that a fault made, the id of the fault

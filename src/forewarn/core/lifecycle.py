@@ -193,9 +193,9 @@ def _note_suffix(event: Event) -> str:
 def _history_entry(event: Event, what: EntryKind, at: float, text: str, *, who: str = "") -> HistoryEntry:
     return HistoryEntry(
         at=at,
-        what=what,
+        kind=what,
         text=text,
-        who=who or event.who,
+        actor=who or event.requested_by,
         event_id=event.id,
         request_id=event.request_id,
         vm=event.vms[0] if len(event.vms) == 1 else "",

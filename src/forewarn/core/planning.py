@@ -61,14 +61,14 @@ def plan_events_for_vms(
     """Return one planned event per VM, in the order of `vms`, for an operation that a request asks for."""
     # Each event gets the notice of the request, else the minimum of its cause or, for a delete or an announced reimage,
     # the VM's setting. Nothing is published: `apply_planned_event` does that.
-    operation_cause = OPERATION_CAUSES[request.ask]
+    operation_cause = OPERATION_CAUSES[request.operation]
     return tuple(
         PlannedEvent(
             event_id=new_id(),
             request_id=request.id,
             scope_id=vm.scope_id,
             cause=(cause := _cause_for_vm(operation_cause, vm)),
-            who=request.who,
+            requested_by=request.requested_by,
             vms=(vm.name,),
             notice_s=_notice_seconds(request, cause, vm),
             update_domain=vm.update_domain,
@@ -97,7 +97,7 @@ def _notice_seconds(request: MaintenanceRequest, cause: Cause, vm: Vm) -> float:
             "leave the notice out, or enable terminate notifications for the VM"
         )
     if rules.kind is None:
-        raise Rejected(f"{request.ask} gives no notice, because it is performed at once: leave the notice out")
+        raise Rejected(f"{request.operation} gives no notice, because it is performed at once: leave the notice out")
     return allowed_notice(rules, minimum, notice_s=request.notice_s, short_notice=request.short_notice)
 
 
@@ -152,7 +152,7 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     for event in replaced:
         reason = f"replaced by {planned.cause}"
         ending = Ending.WITHDRAWN if event.rules.has_impact else Ending.NOT_NEEDED
-        scope = lifecycle.withdraw(scope, event, by=planned.who, reason=reason, now=context.now, ending=ending)
+        scope = lifecycle.withdraw(scope, event, by=planned.requested_by, reason=reason, now=context.now, ending=ending)
     event = replace(_new_event(scope, planned, vms, context), replaces=tuple(event.id for event in replaced))
     scope = _announce_or_start(scope, event, vms, context)
     # Last, because the events that it replaces do not count against the limit (spec §8.4).
@@ -192,7 +192,7 @@ def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], context: Deci
         scope_id=scope.id,
         request_id=planned.request_id,
         cause=planned.cause,
-        who=planned.who,
+        requested_by=planned.requested_by,
         vms=tuple(vm.name for vm in vms),
         published_at=now,
         not_before=not_before,

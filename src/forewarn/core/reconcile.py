@@ -95,9 +95,9 @@ def _skipped_entry(event: Event, name: str, now: float) -> HistoryEntry:
     text = f"{name} is skipped: {reason}"
     return HistoryEntry(
         at=now,
-        what=EntryKind.SKIPPED,
+        kind=EntryKind.SKIPPED,
         text=text,
-        who=PLATFORM_ACTOR,
+        actor=PLATFORM_ACTOR,
         event_id=event.id,
         request_id=event.request_id,
         vm=name,

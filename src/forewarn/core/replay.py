@@ -36,21 +36,21 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vm: str  # the VM's key
     name: str  # the VM's name
     scope_id: str  # all VMs of this scope see the replay; if it is narrow, each only events that name it
-    begun_at: float  # when the current loop began, or will, in lab time
+    loop_started_at: float  # when the current loop began, or will, in lab time
     steps: int  # of one loop
     length_s: float  # seconds of one loop, at the recorded speed
     speed: float = 1.0  # 2: twice as fast as recorded; 0.01 to 10,000
     loops: int = 1  # in all, 1 to 1,000
     loop: int = 0  # index of the current loop, from 0; after the end, of the last one
     done: int = 0  # steps of the current loop that were shown
-    ended: ReplayEnding | None = None  # None: it goes on
+    outcome: ReplayEnding | None = None  # None: it goes on
     ended_at: float | None = None  # lab time; None: it goes on
     reason: str = ""  # for people: why it ended early; "": it did not
 
     @property
     def ends_at(self) -> float:
         """The lab time at which the last loop of the replay ends as planned; `ended_at` is its actual end."""
-        return self.begun_at + (self.loops - self.loop) * self.length_s / self.speed
+        return self.loop_started_at + (self.loops - self.loop) * self.length_s / self.speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class ReplayedAnswer:
 
 def next_step_at(replay: Replay, script: ReplayScript) -> float | None:
     """Return the lab time, maybe past, at which the next step of the replay is due; None after its end."""
-    return None if replay.ended else replay.begun_at + script.steps[replay.done].at_s / replay.speed
+    return None if replay.outcome else replay.loop_started_at + script.steps[replay.done].at_s / replay.speed
 
 
 def next_step(replay: Replay, script: ReplayScript) -> ReplayStep:
@@ -76,9 +76,9 @@ def advance_replay(replay: Replay, script: ReplayScript, now: float) -> Replay:
     if replay.done + 1 < len(script.steps):
         return msgspec.structs.replace(replay, done=replay.done + 1)
     if replay.loop + 1 < replay.loops:
-        begun_at = replay.begun_at + script.length_s / replay.speed
-        return msgspec.structs.replace(replay, done=0, loop=replay.loop + 1, begun_at=begun_at)
-    return msgspec.structs.replace(replay, done=replay.done + 1, ended=ReplayEnding.FINISHED, ended_at=now)
+        begun_at = replay.loop_started_at + script.length_s / replay.speed
+        return msgspec.structs.replace(replay, done=0, loop=replay.loop + 1, loop_started_at=begun_at)
+    return msgspec.structs.replace(replay, done=replay.done + 1, outcome=ReplayEnding.FINISHED, ended_at=now)
 
 
 def interruption_reason(replay: Replay, scope: Scope | None) -> str:
@@ -91,7 +91,7 @@ def interruption_reason(replay: Replay, scope: Scope | None) -> str:
 
 def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: Scope) -> ReplayedAnswer | None:
     """Return what polls of the scope get now because of the replay; None: the scope's own document."""
-    if replay.ended or not replay.done or interruption_reason(replay, scope):
+    if replay.outcome or not replay.done or interruption_reason(replay, scope):
         return None
     step = script.steps[replay.done - 1]
     document = Document(
@@ -113,7 +113,7 @@ def _step_notices(step: ReplayStep, replay: Replay, replay_id: str) -> tuple[Eve
 
 def _shifted_time(not_before: float | None, replay: Replay) -> float | None:
     # Documents show whole seconds; rounding up never shortens a notice.
-    return None if not_before is None else float(math.ceil(replay.begun_at + not_before / replay.speed))
+    return None if not_before is None else float(math.ceil(replay.loop_started_at + not_before / replay.speed))
 
 
 def _replayed_event_id(replay_id: str, loop: int, event_id: str) -> str:

@@ -128,7 +128,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     checks: tuple[HealthCheck, ...] = ()  # its health checks, at most 20; (): none
     hold_if_unclear: bool = False  # its events start without an approval only while all its checks are clear
     progress: RolloutState = RolloutState.RUNNING
-    why: str = ""  # for people: why it ended, or paused itself; "": neither, or it completed without failures
+    reason: str = ""  # for people: why it ended, or paused itself; "": neither, or it completed without failures
     closed: bool = False  # nothing is left to publish, withdraw or wait for
     closed_at: float | None = None  # lab time; None: it is open, or an earlier release closed it
     tally: RolloutTally | None = None  # set when it closes, because its events are pruned later; None before
@@ -145,7 +145,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     @property
     def has_paused_itself(self) -> bool:
         """Whether a health check paused the rollout; then its events that have not started are withdrawn."""
-        return self.progress is RolloutState.PAUSED and bool(self.why)
+        return self.progress is RolloutState.PAUSED and bool(self.reason)
 
     @property
     def cause(self) -> Cause:
@@ -157,8 +157,8 @@ class RolloutHold(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     """A hold, which keeps all rollouts from publishing and starting events (spec §13.5). Stored."""
 
     reason: str  # for people
-    who: str  # the name of who set it
-    at: float  # lab time
+    set_by: str  # the name of who set it
+    set_at: float  # lab time
     is_lifted: bool = False  # True for the moment in which the scopes that it held are looked at again
 
 
@@ -166,9 +166,9 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     """One request for maintenance, as it was accepted. Stored before it is answered."""
 
     id: str  # GUID, lower case
-    ask: RequestedOperation  # what it asks for
-    who: str  # the name of who asked
-    at: float  # lab time
+    operation: RequestedOperation  # what it asks for
+    requested_by: str  # the name of who asked
+    requested_at: float  # lab time
     targets: tuple[str, ...]  # names of VMs or hosts, or words for what a rollout covers
     notice_s: float = 0  # lab seconds, as requested (0: the minimum, or none if short); of a rollout, what its VMs get
     short_notice: bool = False  # the notice may be shorter than the minimum, for testing
@@ -184,7 +184,7 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     def is_open(self) -> bool:
         """Whether the reconciler must still work on the request itself."""
         if self.replay is not None:
-            return self.replay.ended is None
+            return self.replay.outcome is None
         return self.rollout is not None and not self.rollout.closed
 
 
@@ -219,7 +219,7 @@ class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     request_id: str  # of the request, or the id of the fault that makes it
     scope_id: str  # of the scope that all its VMs are in
     cause: Cause
-    who: str  # the name of who asked
+    requested_by: str  # the name of who asked
     vms: tuple[str, ...]  # names; at least one
     notice_s: float  # seconds of lab time from its publication to its NotBefore, which a window may make later
     update_domain: int = 0  # of its VMs when it was planned

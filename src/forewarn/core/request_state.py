@@ -35,7 +35,7 @@ def request_state(request: MaintenanceRequest, events: Sequence[Event], *, plann
     if planned or request.is_open or any(event.is_live for event in events):
         return RequestState.IN_PROGRESS
     if request.replay is not None:
-        finished = request.replay.ended is ReplayEnding.FINISHED
+        finished = request.replay.outcome is ReplayEnding.FINISHED
         return RequestState.SUCCEEDED if finished else RequestState.CANCELED
     if request.rollout is not None and (tally := request.rollout.tally) is not None:
         # VMs that wait when a rollout has ended were never announced.
@@ -44,7 +44,7 @@ def request_state(request: MaintenanceRequest, events: Sequence[Event], *, plann
     return _final_state(
         failed=endings.count(Ending.FAILED),
         finished=endings.count(Ending.FINISHED),
-        withdrawn=endings.count(Ending.WITHDRAWN) + int(skipped and request.ask not in _HOST_WORK),
+        withdrawn=endings.count(Ending.WITHDRAWN) + int(skipped and request.operation not in _HOST_WORK),
     )
 
 

@@ -209,7 +209,7 @@ def _planned_events(
             request_id=request.id,
             scope_id=scope_id,
             cause=rollout.cause,
-            who=request.who,
+            requested_by=request.requested_by,
             vms=tuple(vm.name for vm in members),
             notice_s=request.notice_s,
             update_domain=members[0].update_domain,

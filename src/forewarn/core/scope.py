@@ -165,7 +165,7 @@ def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
         last_request_at=max(now, scope.last_request_at or 0),
     )
     return enabled.with_entries(
-        HistoryEntry(at=now, what=EntryKind.ENABLED, who=by, text=f"scheduled events enabled by {by}")
+        HistoryEntry(at=now, kind=EntryKind.ENABLED, actor=by, text=f"scheduled events enabled by {by}")
     )
 
 
@@ -190,5 +190,5 @@ def disable_scope_if_idle(scope: Scope, policy: Policy, now: float) -> Scope:
     hours = hours_text(policy.idle_s)
     text = f"scheduled events of {scope_title(scope)} disabled: no VM of the scope has polled for {hours}"
     return replace(scope, enabled_at=None).with_entries(
-        HistoryEntry(at=now, what=EntryKind.DISABLED, who="forewarn", text=text)
+        HistoryEntry(at=now, kind=EntryKind.DISABLED, actor="forewarn", text=text)
     )

@@ -45,7 +45,7 @@ def may_share_work(request: MaintenanceRequest, other: MaintenanceRequest) -> bo
     mine, others = request.rollout, other.rollout
     if mine is None or others is None or request.id == other.id or mine.cause is not others.cause:
         return False
-    if others.closed and (others.closed_at is None or others.closed_at < request.at):
+    if others.closed and (others.closed_at is None or others.closed_at < request.requested_at):
         return False
     return not (mine.hosts and others.hosts) or not set(mine.hosts).isdisjoint(others.hosts)
 
@@ -72,7 +72,7 @@ def shared_work(
     for event in events:
         if event.cause is not rollout.cause:
             continue
-        for name, state in _states_in(event, request.at):
+        for name, state in _states_in(event, request.requested_at):
             if hosts.get((event.scope_id, name)) == event.host:
                 states[event.scope_id, name] = state
                 if state != "done":

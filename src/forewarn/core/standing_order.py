@@ -50,8 +50,8 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
 
     within_s: float  # seconds, 1 hour to 366 days; each host is visited at least once in this time
     impact: RolloutImpact  # what a visit does to the VMs of the host
-    who: str  # the name of who gave it
-    at: float  # when it was given
+    set_by: str  # the name of who gave it
+    set_at: float  # when it was given
     notice_s: float = 0  # of its events, in seconds; 0: the minimum
     calendar: MaintenanceCalendar | None = None  # when its events may start without an approval; None: at any time
     at_once: int = 1  # how many hosts may be visited at the same time, 1 to 1,000
@@ -131,7 +131,7 @@ def due_at(order: StandingOrder, host: str) -> float:
     """Return the lab time, perhaps past, from which the host is to be visited."""
     # If a visit has failed since the last one, it is `retry_after_s` after the failure at the earliest.
     visit, visited_at = order.visit(host), order.visited_at(host)
-    at = order.at if visited_at is None else visited_at + DUE_SHARE * order.within_s
+    at = order.set_at if visited_at is None else visited_at + DUE_SHARE * order.within_s
     failed_at = visit.failed_at if visit.failed_at is not None else visit.asked_at
     if visit.problem and failed_at is not None:
         at = max(at, failed_at + retry_after_s(order))
@@ -147,7 +147,7 @@ def retry_after_s(order: StandingOrder) -> float:
 def late_at(order: StandingOrder, host: str) -> float:
     """Return the lab time, perhaps past, from which the host is late: the interval after its last visit."""
     visited_at = order.visited_at(host)
-    return (order.at if visited_at is None else visited_at) + order.within_s
+    return (order.set_at if visited_at is None else visited_at) + order.within_s
 
 
 def next_visits(order: StandingOrder, hosts: Iterable[str], now: float) -> list[str]:
@@ -177,7 +177,7 @@ def after_visit(visit: HostVisit, request: MaintenanceRequest) -> HostVisit:
     if rollout.progress is RolloutState.COMPLETED and not failed:
         visit = replace(visit, visited_at=rollout.closed_at, impact=rollout.impact)
         return replace(visit, request_id="", is_paused=False, problem="", failed_at=None)
-    return given_up(visit, rollout.why or f"its rollout was {rollout.progress}", rollout.closed_at)
+    return given_up(visit, rollout.reason or f"its rollout was {rollout.progress}", rollout.closed_at)
 
 
 def given_up(visit: HostVisit, problem: str, at: float | None) -> HostVisit:

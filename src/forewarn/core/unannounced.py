@@ -89,7 +89,7 @@ class VmFinding(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         if not self.text:
             return None
         what = EntryKind.UNANNOUNCED if self.kind is not None else EntryKind.FLEET
-        return HistoryEntry(at=now, what=what, text=self.text, vm=self.vm.name, host=self.vm.host)
+        return HistoryEntry(at=now, kind=what, text=self.text, vm=self.vm.name, host=self.vm.host)
 
 
 def compare_vm(vm: PlacedVm, reports: VmReports) -> tuple[VmFinding, ...]:

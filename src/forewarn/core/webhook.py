@@ -36,12 +36,12 @@ class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     url: str  # of the receiver, http or https
     secret: str  # with which messages are signed
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
-    over: str = ROOT_RESOURCE  # only events of VMs within this resource
-    happenings: tuple[EventGridStatus, ...] = tuple(EventGridStatus)  # statuses to notify about; by default all
+    resource: str = ROOT_RESOURCE  # only events of VMs within this resource
+    statuses: tuple[EventGridStatus, ...] = tuple(EventGridStatus)  # statuses to notify about; by default all
     opted_in_only: bool = False  # only events of VMs with `publish_outside`
     rollouts: bool = False  # also what happens to rollouts, such as a pause, their end, or a hold; only over everything
-    by: str = ""  # the name of who added it
-    at: float = 0  # when, in lab time
+    created_by: str = ""  # the name of who added it
+    created_at: float = 0  # when, in lab time
     cursor: int = 0  # all history entries up to this number were delivered or did not concern it
 
 

@@ -122,7 +122,7 @@ def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explan
     """Explain a VM of the scope, even a removed one: what happened to it, newest first, and its state now."""
     newest = sorted(events, key=lambda event: (event.published_at, event.seq), reverse=True)
     lines = [_event_summary_line(event, vm, facts) for event in newest]
-    unannounced = [entry for entry in facts.entries if entry.what is EntryKind.UNANNOUNCED and entry.vm == vm.name]
+    unannounced = [entry for entry in facts.entries if entry.kind is EntryKind.UNANNOUNCED and entry.vm == vm.name]
     lines += [ExplanationLine(at=timestamp(entry.at), text=entry.text) for entry in reversed(unannounced)]
     live = [event for event in newest if event.is_live]
     return Explanation(
@@ -148,7 +148,7 @@ def _request_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]
     rollout = facts.rollouts.get(event.request_id)
     part = f", as part of {rollout}" if rollout else ""
     replaces = f", in place of event {join_names(event.replaces)}" if event.replaces else ""
-    requested = f"{event.who} requested it: {event.cause}{part}{replaces}"
+    requested = f"{event.requested_by} requested it: {event.cause}{part}{replaces}"
     if not event.listed:
         text = f"{requested}; performed at once, without an event"
     elif started_without_notice(event):
@@ -215,11 +215,11 @@ def _outcome_line(event: Event, act: Act) -> ExplanationLine:
 def _history_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]:
     """Lines from the history that no field of the event tells: skipped VMs, retries, its gate."""
     for entry in facts.entries:
-        about_host = entry.what is EntryKind.RELEASED and (entry.request_id, entry.host) == (
+        about_host = entry.kind is EntryKind.RELEASED and (entry.request_id, entry.host) == (
             event.request_id,
             event.host,
         )
-        if about_host or (entry.what in _COPIED_ENTRY_KINDS and entry.event_id == event.id):
+        if about_host or (entry.kind in _COPIED_ENTRY_KINDS and entry.event_id == event.id):
             yield ExplanationLine(at=timestamp(entry.at), text=entry.text)
 
 
@@ -229,7 +229,7 @@ def _service_restart_lines(event: Event, facts: ScopeFacts) -> Iterator[Explanat
     starts_and_stops = [
         entry
         for entry in facts.entries
-        if entry.what is EntryKind.SERVICE and entry.text.startswith((SERVICE_STARTED, SERVICE_STOPPED))
+        if entry.kind is EntryKind.SERVICE and entry.text.startswith((SERVICE_STARTED, SERVICE_STOPPED))
     ]
     for before, entry in zip([None, *starts_and_stops], starts_and_stops, strict=False):
         if entry.text.startswith(SERVICE_STOPPED) or not event.published_at < entry.at <= end:
@@ -318,7 +318,7 @@ def _unanswered_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
 
 def _last_retry_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
     names = {act.name for act in event.unfinished_acts}
-    retries = [e for e in facts.entries if e.what is EntryKind.RETRIED and e.event_id == event.id and e.vm in names]
+    retries = [e for e in facts.entries if e.kind is EntryKind.RETRIED and e.event_id == event.id and e.vm in names]
     if retries:
         yield f"{duration_text(facts.now - retries[-1].at)} ago: {retries[-1].text}."
 
@@ -374,7 +374,7 @@ def _event_summary_line(event: Event, vm: Vm, facts: ScopeFacts) -> ExplanationL
         *_outcome_phrases(event, vm),
     ]
     sentences += [f"{line.text}: {line.detail}" for line in _service_restart_lines(event, facts) if line.detail]
-    text = f"{event_kind_text(event)}, requested by {event.who} ({event.cause}): {state}"
+    text = f"{event_kind_text(event)}, requested by {event.requested_by} ({event.cause}): {state}"
     if rollout := facts.rollouts.get(event.request_id):
         sentences.append(f"part of {rollout}")
     return ExplanationLine(

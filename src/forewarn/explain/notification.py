@@ -68,7 +68,7 @@ def event_vm_keys(event: Event) -> tuple[str, ...]:
 
 def may_notify(entry: HistoryEntry) -> bool:
     """Return True if the entry says that an event was published, started, ended, withdrawn or not needed."""
-    return entry.what in _STATUS_BY_ENTRY_KIND
+    return entry.kind in _STATUS_BY_ENTRY_KIND
 
 
 def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> EventNotification | None:
@@ -77,7 +77,7 @@ def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> Ev
     `vms` are the VMs that the event lists, even removed ones: resource, subscription, location and api-version come
     from one of them. Filters of webhooks are not applied: see `is_subscribed`.
     """
-    status = _STATUS_BY_ENTRY_KIND.get(entry.what)
+    status = _STATUS_BY_ENTRY_KIND.get(entry.kind)
     if status is None or not event.listed or not vms:
         return None
     # A VM may have been deleted and added to another scope since; prefer one that is still in the event's scope.
@@ -98,11 +98,11 @@ def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> Ev
 
 def is_subscribed(webhook: WebhookSubscription, notification: EventNotification, vms: Sequence[Vm]) -> bool:
     """Return True if the notification passes all filters of the webhook: status, resource and opt-in."""
-    if notification.status not in webhook.happenings:
+    if notification.status not in webhook.statuses:
         return False
     counted = [vm for vm in vms if vm.publish_outside or not webhook.opted_in_only]
     resources = (notification.resource, *map(vm_resource_id, counted)) if counted else ()
-    return any(is_within_resource(webhook.over, resource) for resource in resources)
+    return any(is_within_resource(webhook.resource, resource) for resource in resources)
 
 
 class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):

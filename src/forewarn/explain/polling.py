@@ -49,10 +49,10 @@ class PollingState(StrEnum):
 class EventAwareness(StrEnum):
     """Whether a VM can know of a scheduled event that affects it; members in order, the worst first."""
 
-    NO_VM = "nobody"  # no VM of the scope knows of it, and none is about to poll
-    SOON = "soon"  # a VM of the scope polls, in a version that lists it, but not since it was published
+    NO_VM = "none"  # no VM of the scope knows of it, and none is about to poll
+    PENDING = "pending"  # a VM of the scope polls, in a version that lists it, but not since it was published
     NEIGHBOUR = "neighbour"  # only other VMs of the scope know of it
-    GIVEN = "given"  # it was delivered to the VM
+    DELIVERED = "delivered"  # it was delivered to the VM
 
 
 def polling_state(pace: PollingPace | None, *, is_off: bool = False) -> PollingState:
@@ -93,9 +93,11 @@ def event_awareness(
 ) -> EventAwareness:
     """Return whether the VM with the key `vm` knows of a scheduled event that affects it."""
     if vm in given:
-        return EventAwareness.GIVEN
+        return EventAwareness.DELIVERED
     if given:
         return EventAwareness.NEIGHBOUR
     return (
-        EventAwareness.SOON if any(poller._will_poll_for(event) for poller in scope.values()) else EventAwareness.NO_VM
+        EventAwareness.PENDING
+        if any(poller._will_poll_for(event) for poller in scope.values())
+        else EventAwareness.NO_VM
     )

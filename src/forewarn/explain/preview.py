@@ -24,7 +24,7 @@ _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
 class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An event that the request would lead to. Times are lab time in POSIX seconds."""
 
-    wave: int  # from 1: the number of its batch, whose events are published together
+    batch: int  # from 1: the number of its batch, whose events are published together
     scope: str  # the id of its scope
     cause: str  # a value of Cause: why it is done
     kind: str | None  # as VMs see it, such as Reboot; None: they see no event, because it is not listed
@@ -52,8 +52,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[PreviewedEvent, ...]  # in order of publication
     vms: int  # how many VMs the request is about, each counted once
     over_at: Timestamp | None  # when its last event would be over, in lab time; None: after the end of the preview
-    is_cut: bool  # the preview does not reach the end: more events may follow than are listed here
-    sentences: tuple[str, ...]  # the summary for people
+    is_partial: bool  # the preview does not reach the end: more events may follow than are listed here
+    summary: tuple[str, ...]  # the summary for people
     rollout_waves: tuple[PlannedWave, ...] = ()  # of a rollout: its waves, with latest times; () for other requests
     # Those of the sentences that a person confirms first: VMs are interrupted at once, or what is lost for good.
     confirm: tuple[str, ...] = ()
@@ -89,8 +89,8 @@ def _preview(
         events=events,
         vms=vms,
         over_at=timestamp(over_at),
-        is_cut=not is_over,
-        sentences=sentences,
+        is_partial=not is_over,
+        summary=sentences,
         confirm=confirm,
     )
 
@@ -102,15 +102,15 @@ def preview_to_confirm(now: float, *sentences: str) -> Preview:
         events=(),
         vms=0,
         over_at=timestamp(now),
-        is_cut=False,
-        sentences=sentences,
+        is_partial=False,
+        summary=sentences,
         confirm=sentences,
     )
 
 
 def _from_event(event: Event, wave: int) -> PreviewedEvent:
     return PreviewedEvent(
-        wave=wave,
+        batch=wave,
         scope=event.scope_id,
         cause=event.cause,
         kind=event.rules.kind if event.listed else None,
@@ -133,7 +133,7 @@ def _from_event(event: Event, wave: int) -> PreviewedEvent:
 def _from_planned(item: PlannedEvent, now: float) -> PreviewedEvent:
     rules = CAUSE_RULES[item.cause]
     return PreviewedEvent(
-        wave=1,
+        batch=1,
         scope=item.scope_id,
         cause=item.cause,
         kind=rules.kind,
@@ -186,7 +186,7 @@ def _published_sentences(events: Sequence[PreviewedEvent], vms: int, *, is_over:
     if not events:
         return
     affected = len({(event.scope, name) for event in events for name in event.vms})
-    waves = max(event.wave for event in events)
+    waves = max(event.batch for event in events)
     if waves > 1:
         how = f"in {'' if is_over else 'the first '}{waves} batches, one update domain of a scope at a time"
     else:

@@ -38,15 +38,15 @@ class RolloutNotice(StrEnum):
 
 def may_notify_of_rollout(entry: HistoryEntry) -> bool:
     """Return whether a history entry may lead to a message about a rollout or the hold on all rollouts."""
-    return entry.what in _ENTRY_KINDS and not entry.event_id and not entry.vm
+    return entry.kind in _ENTRY_KINDS and not entry.event_id and not entry.vm
 
 
 def rollout_message(entry: HistoryEntry, request: MaintenanceRequest | None) -> NotificationMessage | None:
     if not may_notify_of_rollout(entry):
         return None
-    data: dict[str, Any] = {"text": entry.text, "by": entry.who}
+    data: dict[str, Any] = {"text": entry.text, "by": entry.actor}
     if not entry.request_id:
-        status = RolloutNotice.HELD if entry.what is EntryKind.PAUSED else RolloutNotice.LIFTED
+        status = RolloutNotice.HELD if entry.kind is EntryKind.PAUSED else RolloutNotice.LIFTED
         return _message(entry, "rollouts", {"status": status, **data})
     if request is None or request.rollout is None:
         return None
@@ -56,7 +56,7 @@ def rollout_message(entry: HistoryEntry, request: MaintenanceRequest | None) -> 
 
 
 def _status(entry: HistoryEntry, progress: RolloutState) -> RolloutNotice:
-    match entry.what:
+    match entry.kind:
         case EntryKind.PAUSED:
             is_waiting = entry.text.startswith(f"rollout {entry.request_id} {PUBLISHES_NOTHING}")
             return RolloutNotice.WAITING if is_waiting else RolloutNotice.PAUSED

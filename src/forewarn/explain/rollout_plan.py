@@ -86,15 +86,15 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     waves: tuple[PlannedWave, ...]  # in order, also empty ones
     over_earliest: Timestamp | None  # when the last wave has settled; None: not simulated to the end
     over_latest: Timestamp | None  # the same if nobody approves; None: not simulated to the end
-    is_cut: bool  # no simulation reached the end: times of later waves are missing, or estimated
+    is_partial: bool  # no simulation reached the end: times of later waves are missing, or estimated
     never_started: int  # VMs that would get no event before it ends, from any rollout; 0 if the plan is cut
     without_handler: int  # how many of its VMs do not poll for events
-    sentences: tuple[str, ...]  # the summary for people
+    summary: tuple[str, ...]  # the summary for people
     hold: str = ""  # why all rollouts are on hold now, although its times assume that they are not; "": they are not
     waits_for: tuple[str, ...] = ()  # what keeps it from its end, in clauses, such as a budget; () if nothing does
     shared: dict[str, int] = {}  # other rollouts that do the same work, by id, and how many of its VMs they serve
     is_estimated: bool = False  # its latest times are estimated, because it is too large to simulate
-    why: str = ""  # why VMs never start, as a clause; "": not known, or all start
+    reason: str = ""  # why VMs never start, as a clause; "": not known, or all start
 
 
 class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     events: Sequence[Event]  # of the request alone, oldest first
     is_over: bool  # False: the simulation ended before the request did
     closed_at: float | None = None  # lab time at which a rollout had nothing left to do; None: not reached
-    why: str = ""  # why the rollout stopped, such as that no window follows; "": there is nothing to say
+    reason: str = ""  # why the rollout stopped, such as that no window follows; "": there is nothing to say
     waits_for: tuple[str, ...] = ()  # what it waits for at last, in clauses, such as a budget; () if for nothing
     served_by: Mapping[str, frozenset[tuple[str, str]]] = {}  # other rollout → scope id and name of VMs that it serves
 
@@ -154,17 +154,17 @@ def make_rollout_plan(
         waves=waves,
         over_earliest=timestamp(over_earliest),
         over_latest=timestamp(forecast.ends_at if forecast is not None else over_latest),
-        is_cut=not reached,
+        is_partial=not reached,
         is_estimated=forecast is not None,
         never_started=never,
         without_handler=silent,
-        sentences=(),
+        summary=(),
         hold=hold,
         waits_for=latest.waits_for if latest is not None else (),
         shared=shared,
-        why=latest.why if latest is not None and never else "",
+        reason=latest.reason if latest is not None and never else "",
     )
-    return replace(plan, sentences=tuple(_sentences(plan)))
+    return replace(plan, summary=tuple(_sentences(plan)))
 
 
 def forecast_rollout(
@@ -232,7 +232,7 @@ def forecast_rollout(
 
 def _first_begun(request: MaintenanceRequest, rollout: Rollout) -> BegunWave:
     """The current wave of a rollout without `waves`, or of one that an earlier release began."""
-    began_at = rollout.wave_began_at if rollout.wave_began_at is not None else request.at
+    began_at = rollout.wave_began_at if rollout.wave_began_at is not None else request.requested_at
     return BegunWave(wave=rollout.wave, at=began_at, base=rollout.wave_base)
 
 
@@ -468,9 +468,9 @@ def _sentences(plan: RolloutPlan) -> Iterator[str]:
     if plan.over_latest is not None:
         yield f"If nobody approves, it is over in {duration_text(plan.over_latest - plan.now)}."
     if plan.never_started:
-        why = f": {plan.why}" if plan.why else ""
+        why = f": {plan.reason}" if plan.reason else ""
         yield f"{_count(plan.never_started, 'VM')} would get no event{why}."
-    if plan.is_cut:
+    if plan.is_partial:
         yield from _sentences_about_cut(plan)
     if plan.without_handler:
         names = [name for wave in plan.waves for name in wave.without_handler]

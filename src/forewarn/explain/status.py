@@ -118,7 +118,7 @@ def rollout_explanation(
     """Explain a rollout: what happened, oldest first, its progress, and the update domains it works on."""
     lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
-        title=f"R{rollout_title(request, rollout)[1:]}, requested by {request.who}",
+        title=f"R{rollout_title(request, rollout)[1:]}, requested by {request.requested_by}",
         lines=tuple(sorted(lines, key=lambda line: line.at)),
         now=(
             _progress_sentence(rollout, progress.tally),
@@ -138,7 +138,8 @@ def request_explanation(
     """Explain a request other than a rollout: what happened, oldest first, its state, what is pending."""
     lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
-        title=f"{verb_noun(request.ask).capitalize()} of {join_names(request.targets)}, requested by {request.who}",
+        title=f"{verb_noun(request.operation).capitalize()} of {join_names(request.targets)}, "
+        f"requested by {request.requested_by}",
         lines=tuple(sorted(lines, key=lambda line: line.at)),
         now=(_REQUEST_STATE_TEXT[state], *_pending_sentences(events)),
     )
@@ -164,7 +165,8 @@ def _event_lines(events: Sequence[EventWithFacts]) -> tuple[ExplanationLine, ...
 
 def _event_line(event: Event) -> ExplanationLine:
     state = ending_text(event) if event.ending is not None else f"{event.status}"
-    text = f"{event_kind_text(event)} of {join_names(event.vms)}, requested by {event.who} ({event.cause}): {state}"
+    requested = f"requested by {event.requested_by} ({event.cause})"
+    text = f"{event_kind_text(event)} of {join_names(event.vms)}, {requested}: {state}"
     return ExplanationLine(at=timestamp(event.published_at), text=text, detail=f"event {event.id}")
 
 
@@ -172,7 +174,7 @@ def _request_lines(entries: Iterable[HistoryEntry]) -> Iterator[ExplanationLine]
     return (
         ExplanationLine(at=timestamp(entry.at), text=entry.text)
         for entry in entries
-        if entry.what in _REQUEST_ENTRY_KINDS and not entry.event_id
+        if entry.kind in _REQUEST_ENTRY_KINDS and not entry.event_id
     )
 
 
@@ -198,7 +200,7 @@ def _progress_sentence(rollout: Rollout, tally: RolloutTally) -> str:
     }
     done = f"{tally.done} of {tally.total} VMs done"
     progress = ", ".join([done, *(f"{count} {state}" for state, count in counts.items() if count)])
-    return f"{_state_text(rollout, tally)}: {progress}." + (f" Reason: {rollout.why}." if rollout.why else "")
+    return f"{_state_text(rollout, tally)}: {progress}." + (f" Reason: {rollout.reason}." if rollout.reason else "")
 
 
 def _state_text(rollout: Rollout, tally: RolloutTally) -> str:

@@ -70,7 +70,7 @@ def full_report(service: LabService) -> str:
 
 
 def _entry_line(service: LabService, entry: HistoryEntry) -> str:
-    return f"{_format_offset(service.started_at, entry.at)}  {entry.what:<10} {entry.text}"
+    return f"{_format_offset(service.started_at, entry.at)}  {entry.kind:<10} {entry.text}"
 
 
 def _in_parentheses(detail: str) -> str:

@@ -133,7 +133,7 @@ def fault_request(
         kind=fault_kind,
         target=FaultTarget() if target is None else FaultTarget(name=target.name, vm=target),
         count=times,
-        for_s=None if lasts is None else duration_seconds(lasts),
+        duration_s=None if lasts is None else duration_seconds(lasts),
         parameters={_parameter_key(fault_kind, name): duration_seconds(value) for name, value in parameters.items()},
     )
 

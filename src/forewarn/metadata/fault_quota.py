@@ -40,7 +40,7 @@ class LocalFaultQuota:
         self._used: dict[str, int] = {}
 
     def set_active(self, faults: Iterable[Fault]) -> None:
-        self._used = {fault.id: max(self._used.get(fault.id, 0), fault.touched) for fault in faults}
+        self._used = {fault.id: max(self._used.get(fault.id, 0), fault.applied) for fault in faults}
 
     def has_remaining(self, fault: Fault) -> bool:
         return fault.count is None or self._used.get(fault.id, 0) < fault.count
@@ -104,7 +104,7 @@ class SharedFaultQuota:
     def _allocate_offset(self, fault: Fault) -> int:
         offset, self._next_offset = self._next_offset, self._next_offset + _COUNTER_FORMAT.size
         if self.file >= 0:
-            self._write_count(offset, fault.touched)
+            self._write_count(offset, fault.applied)
         return offset
 
     @contextmanager

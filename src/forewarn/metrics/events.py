@@ -70,7 +70,7 @@ class EventMetrics:
         for event in committed.commit.events:
             self._track_event(event)
         for entry in committed.commit.entries:
-            if entry.what is EntryKind.RETRIED:
+            if entry.kind is EntryKind.RETRIED:
                 self._count_retry(entry)
 
     @property

@@ -199,7 +199,7 @@ def _rollout_items(context: PortalContext) -> Iterator[AttentionItem]:
     now = context.now()
     for stopped in list(context.events.rollouts.stopped_since(now - RECENT_S))[-_MAX_ROLLOUTS:]:
         text = f"{_title(stopped.request)} stopped"
-        why = stopped.request.rollout.why if stopped.request.rollout is not None else ""
+        why = stopped.request.rollout.reason if stopped.request.rollout is not None else ""
         yield _rollout_item("stopped", stopped.request, f"{text}: {why}." if why else f"{text}.", is_urgent=True)
     for tracker in context.events.rollouts.open_rollouts():
         stalled_s = tracker.stalled_s(now)

@@ -48,7 +48,7 @@ class BudgetsPage(BaseView, frozen=True, kw_only=True):
                 row.group.title,
                 row.group.limit,
                 row.group.vms,
-                row.group.out,
+                row.group.out_of_service,
                 row.group.reserved,
                 " ".join(row.group.rollouts),
             )
@@ -81,8 +81,8 @@ def _budget_part(view: BudgetView, most: int | None) -> BudgetPart:
 def _budget_row(group: BudgetGroupView) -> BudgetRow:
     return BudgetRow(
         group=group,
-        is_used_up=group.out >= group.limit,
-        out_text=first_names(group.out_vms, _MAX_NAMED_VMS, total=group.out),
+        is_used_up=group.out_of_service >= group.limit,
+        out_text=first_names(group.out_of_service_vms, _MAX_NAMED_VMS, total=group.out_of_service),
     )
 
 

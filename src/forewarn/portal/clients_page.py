@@ -143,7 +143,7 @@ class PendingEventView(BaseView, frozen=True, kw_only=True):
     kind: str  # such as Reboot
     published_at: Timestamp  # lab time
     not_before: Timestamp  # lab time
-    told: str  # nobody, soon (a VM of the scope polls), neighbour (only other VMs of it know) or given (to the VM)
+    delivery: str  # nobody, soon (a VM of the scope polls), neighbour (only other VMs of it know) or given (to the VM)
 
 
 class PollingClientView(BaseView, frozen=True, kw_only=True):
@@ -157,7 +157,7 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     key: str  # of the VM
     resource_group: str  # of the VM
     scope: str  # its id
-    asks: str  # whether it polls, a PollingState: now, stopped, never or off (the VM does not run)
+    polling: str  # whether it polls, a PollingState: now, stopped, never or off (the VM does not run)
     agent: str  # the User-Agent of the last poll; "" if it never polled
     version: str  # the api-version of the last poll; "" if it never polled
     last_polled_at: Timestamp | None  # lab time; None: it never polled
@@ -165,17 +165,19 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     gap_s: float | None  # real time between two polls, on average; None: not known
     wait_s: int  # how long its last poll lets the server hold it, a long poll; 0: not
     polls: int  # so far
-    given_after_s: float | None  # lab time from publication to delivery, average of its last five events; None: of none
-    last_given_after_s: float | None  # the same, of the last of them
+    delivered_after_s: (
+        float | None
+    )  # lab time from publication to delivery, average of its last five events; None: of none
+    last_delivered_after_s: float | None  # the same, of the last of them
     approvals: int  # how many of the last 200 events of its scope it approved
     last_approved_at: Timestamp | None  # lab time; None: it approved none of them
     pending: PendingEventView | None  # None: it has no pending event
-    why: str  # why it is unprepared, in words; "": it is not
+    unprepared_reason: str  # why it is unprepared, in words; "": it is not
 
     @property
     def is_unprepared(self) -> bool:
         """Whether the VM has a pending event that no VM of its scope has received or is about to receive."""
-        return self.pending is not None and self.pending.told == EventAwareness.NO_VM
+        return self.pending is not None and self.pending.delivery == EventAwareness.NO_VM
 
 
 _CSV_COLUMNS = tuple(name for name in PollingClientView.__struct_fields__ if name != "pending")
@@ -189,10 +191,10 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
 
     now: Timestamp  # lab time
     total: int  # all VMs that the user may see
-    asks: dict[str, int]  # of these, by PollingState: now, stopped, never and off
+    polling: dict[str, int]  # of these, by PollingState: now, stopped, never and off
     unprepared: int  # of these: VMs with a pending event that no handler knows of
     unprepared_names: tuple[str, ...]  # of the five of them with the earliest events, or fewer
-    hit_from: Timestamp | None  # NotBefore of the first event of an unprepared VM, in lab time; None: there is none
+    impact_from: Timestamp | None  # NotBefore of the first event of an unprepared VM, in lab time; None: there is none
     q: str  # the search; this and `only` are those of the query
     only: str  # the chosen filter; "": all VMs
     found: int  # VMs that match
@@ -219,14 +221,14 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
 
     def table(self) -> ExportTable:
         """Return the CSV export: one row per VM of `clients`."""
-        columns = (*_CSV_COLUMNS, "event", "event_kind", "not_before", "told")
+        columns = (*_CSV_COLUMNS, "event", "event_kind", "not_before", "delivery")
         note = truncation_note(self.is_cut, len(self.clients), self.found)
         return ExportTable(columns=columns, rows=[_csv_row(client) for client in self.clients], note=note)
 
 
 def _csv_row(client: PollingClientView) -> tuple[object, ...]:
     pending = client.pending
-    delivery_cells = (pending.id, pending.kind, pending.not_before, pending.told) if pending else ("", "", None, "")
+    delivery_cells = (pending.id, pending.kind, pending.not_before, pending.delivery) if pending else ("", "", None, "")
     return (*(getattr(client, name) for name in _CSV_COLUMNS), *delivery_cells)
 
 
@@ -253,10 +255,10 @@ async def show_clients_page(context: PortalContext, call: HandlerCall, query: Cl
     return ClientsPage(
         now=timestamp(context.now()),
         total=sum(roster.counts.values()),
-        asks={str(state): count for state, count in roster.counts.items()},
+        polling={str(state): count for state, count in roster.counts.items()},
         unprepared=len(roster.unprepared),
         unprepared_names=tuple(first),
-        hit_from=timestamp(soonest.event.not_before if soonest else None),
+        impact_from=timestamp(soonest.event.not_before if soonest else None),
         q=query.q,
         only=query.only,
         found=len(roster.entries),
@@ -299,7 +301,7 @@ def _client_view(context: PortalContext, records: _ScopeRecords, entry: _RosterE
         key=vm.key,
         resource_group=vm.resource_group,
         scope=vm.scope_id,
-        asks=entry.polling_state,
+        polling=entry.polling_state,
         agent=last_poll.agent if last_poll else "",
         version=last_poll.version if last_poll else "",
         last_polled_at=timestamp(last_poll.at if last_poll else None),
@@ -307,12 +309,12 @@ def _client_view(context: PortalContext, records: _ScopeRecords, entry: _RosterE
         gap_s=round(pace.gap_s, 2) if pace and pace.gap_s is not None else None,
         wait_s=last_poll.wait_s if last_poll else 0,
         polls=last_poll.count if last_poll else 0,
-        given_after_s=round(sum(delays) / len(delays), 1) if delays else None,
-        last_given_after_s=round(delays[-1], 1) if delays else None,
+        delivered_after_s=round(sum(delays) / len(delays), 1) if delays else None,
+        last_delivered_after_s=round(delays[-1], 1) if delays else None,
         approvals=len(approved),
         last_approved_at=timestamp(max(approved, default=None)),
         pending=_pending_event_view(entry),
-        why=_unprepared_reason(entry, last_poll) if entry.is_unprepared else "",
+        unprepared_reason=_unprepared_reason(entry, last_poll) if entry.is_unprepared else "",
     )
 
 
@@ -334,7 +336,7 @@ def _pending_event_view(entry: _RosterEntry) -> PendingEventView | None:
         kind=_kind_name(event),
         published_at=timestamp(event.published_at),
         not_before=timestamp(event.not_before),
-        told=entry.pending_event.awareness,
+        delivery=entry.pending_event.awareness,
     )
 
 

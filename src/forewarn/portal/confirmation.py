@@ -106,8 +106,8 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     summary: str  # what would happen to how many VMs, in one line beside the button
     warnings: tuple[str, ...]  # sentences, such as that no VM of a scope polls; the most serious ones first
     sentences: tuple[str, ...]  # what else would happen
-    waves: tuple[PreviewedBatch, ...]  # the first 20 batches; () if there is nothing to publish, or no preview
-    waves_left_out: int  # how many more there are
+    batches: tuple[PreviewedBatch, ...]  # the first 20 batches; () if there is nothing to publish, or no preview
+    batches_left_out: int  # how many more there are
     diagram: WaveDiagram | None  # of a rollout: its waves over time; None: another form, or its times are not known
     now: Timestamp  # lab time
     values: tuple[SubmittedValue, ...]  # as the user entered them; the confirmation submits them again
@@ -129,9 +129,9 @@ async def confirmation_page(
         is_destructive=bool(form.danger),
         summary=_summary(preview),
         warnings=warnings,
-        sentences=tuple(sentence for sentence in preview.sentences if sentence not in warnings),
-        waves=batches[:_MAX_BATCHES_SHOWN],
-        waves_left_out=max(0, len(batches) - _MAX_BATCHES_SHOWN),
+        sentences=tuple(sentence for sentence in preview.summary if sentence not in warnings),
+        batches=batches[:_MAX_BATCHES_SHOWN],
+        batches_left_out=max(0, len(batches) - _MAX_BATCHES_SHOWN),
         diagram=diagram_of_plan(preview.rollout_waves, context.now()),
         now=timestamp(context.now()),
         values=tuple(SubmittedValue(name=name, value=value) for name, texts in values.items() for value in texts),
@@ -151,29 +151,29 @@ async def _preview(context: PortalContext, form: Form, call: HandlerCall) -> Pre
         return _preview_without_events(
             context, [f"There is no preview: {message}. You can send the request all the same."]
         )
-    return preview if preview.sentences else _preview_without_events(context, ["This affects no VM."])
+    return preview if preview.summary else _preview_without_events(context, ["This affects no VM."])
 
 
 def _preview_without_events(context: PortalContext, sentences: Iterable[str]) -> Preview:
     now = context.now()
     return Preview(
-        now=timestamp(now), events=(), vms=0, over_at=timestamp(now), is_cut=False, sentences=tuple(sentences)
+        now=timestamp(now), events=(), vms=0, over_at=timestamp(now), is_partial=False, summary=tuple(sentences)
     )
 
 
 def _summary(preview: Preview) -> str:
     if not preview.events:
-        return preview.sentences[0]
-    batches = preview.events[-1].wave
+        return preview.summary[0]
+    batches = preview.events[-1].batch
     affected = len({(event.scope, name) for event in preview.events for name in event.vms})
     text = _operations_text(preview.events) + (f" in {batches} batches" if batches > 1 else "")
-    return f"{text} first, {preview.vms} VMs in all" if preview.is_cut and affected < preview.vms else text
+    return f"{text} first, {preview.vms} VMs in all" if preview.is_partial and affected < preview.vms else text
 
 
 def _batches(events: Iterable[PreviewedEvent]) -> tuple[PreviewedBatch, ...]:
     by_batch: defaultdict[int, list[PreviewedEvent]] = defaultdict(list)
     for event in events:
-        by_batch[event.wave].append(event)
+        by_batch[event.batch].append(event)
     return tuple(_previewed_batch(number, by_batch[number]) for number in sorted(by_batch))
 
 

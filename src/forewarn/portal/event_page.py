@@ -60,7 +60,7 @@ class WireView(BaseView, frozen=True, kw_only=True):
     """What VMs receive of an event in every api-version."""
 
     is_shown: bool  # the event is in the document that VMs receive now, or will with their first poll
-    told: str  # sentences that introduce `versions`: who receives them, and when
+    explanation: str  # sentences that introduce `versions`: who receives them, and when
     versions: tuple[VersionRendering, ...]  # newest first; empty for an event that no document ever showed
 
 
@@ -88,7 +88,7 @@ def _wire_view(event: Event, scope: Scope | None, rules_for: Callable[[str], End
     """What VMs receive of an event in every api-version: now if it is live, else what they last received."""
     kind = event.rules.kind
     if kind is None or not event.listed:
-        return WireView(is_shown=False, told=_NEVER_SHOWN, versions=())
+        return WireView(is_shown=False, explanation=_NEVER_SHOWN, versions=())
     rules = rules_for(scope.present_vms[0].location if scope is not None and scope.present_vms else "")
     if event.is_live and scope is not None:
         # The first poll enables the scope and receives its pending events.
@@ -98,8 +98,8 @@ def _wire_view(event: Event, scope: Scope | None, rules_for: Callable[[str], End
             document = document.narrowed_to(event.vms[0])
             sentences = _SHOWN_NOW_TO_ONE if scope.is_enabled else _SHOWN_TO_ONE_ON_FIRST_POLL
             told = sentences.format(vm=event.vms[0])
-        return WireView(is_shown=True, told=told, versions=_renderings(document, kind, rules))
-    return WireView(is_shown=False, told=_NO_LONGER_SHOWN, versions=_last_renderings(event, kind, rules))
+        return WireView(is_shown=True, explanation=told, versions=_renderings(document, kind, rules))
+    return WireView(is_shown=False, explanation=_NO_LONGER_SHOWN, versions=_last_renderings(event, kind, rules))
 
 
 def _renderings(document: Document, kind: Kind, rules: EndpointRules) -> tuple[VersionRendering, ...]:
@@ -150,11 +150,11 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
 
     name: str  # of the VM; its key if the name is not known any more
     key: str  # of the VM
-    is_hit: bool  # the event affects it; else it only received the event, as a member of the scope
+    is_affected: bool  # the event affects it; else it only received the event, as a member of the scope
     is_known: bool  # the user may see its page
-    given_at: Timestamp | None  # first delivery as Scheduled; None: there was none
+    delivered_at: Timestamp | None  # first delivery as Scheduled; None: there was none
     version: str  # api-version of the first delivery, as Scheduled or Started; "": there was none
-    given_started_at: Timestamp | None  # first delivery as Started; None: there was none
+    delivered_as_started_at: Timestamp | None  # first delivery as Started; None: there was none
     verb: str  # the Verb of its act, such as reboot; "": it has none, as before the event starts
     ok: bool | None  # whether the act succeeded; None until its outcome is known
     performed_at: Timestamp | None  # lab time of the outcome; None: it is not known yet
@@ -264,11 +264,11 @@ def _event_vm(
     return EventVmView(
         name=name,
         key=key,
-        is_hit=is_hit,
+        is_affected=is_hit,
         is_known=is_known,
-        given_at=timestamp(scheduled.at if scheduled else None),
+        delivered_at=timestamp(scheduled.at if scheduled else None),
         version=deliveries[0].version if deliveries else "",
-        given_started_at=timestamp(started.at if started else None),
+        delivered_as_started_at=timestamp(started.at if started else None),
         verb=act.verb if act else "",
         ok=outcome.ok if outcome else None,
         performed_at=timestamp(outcome.at if outcome else None),
@@ -276,14 +276,26 @@ def _event_vm(
     )
 
 
-_CSV_COLUMNS = ("vm", "hit", "given_at", "version", "given_as_started_at", "act", "outcome", "performed_at", "note")
+_CSV_COLUMNS = (
+    "vm",
+    "affected",
+    "delivered_at",
+    "version",
+    "delivered_as_started_at",
+    "act",
+    "outcome",
+    "performed_at",
+    "note",
+)
 
 
 def _csv_row(vm: EventVmView) -> list[object]:
-    instants = [None if at is None else format_iso(at) for at in (vm.given_at, vm.given_started_at, vm.performed_at)]
+    instants = [
+        None if at is None else format_iso(at) for at in (vm.delivered_at, vm.delivered_as_started_at, vm.performed_at)
+    ]
     return [
         vm.key,
-        "yes" if vm.is_hit else "no",
+        "yes" if vm.is_affected else "no",
         instants[0],
         vm.version,
         instants[1],

@@ -388,7 +388,7 @@ def _group_id_of(key: str) -> str:
 
 
 def _grants_read_in(grant: Grant, group: GroupOverview) -> bool:
-    return Right.READ in ROLE_RIGHTS[grant.role] and is_within_resource(group.resource, grant.over)
+    return Right.READ in ROLE_RIGHTS[grant.role] and is_within_resource(group.resource, grant.resource)
 
 
 def _has_failed(task: asyncio.Task[None]) -> bool:

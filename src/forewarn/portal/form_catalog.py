@@ -62,7 +62,7 @@ def _vm_request_form(
         done_message=f"{noun or button} requested.",
         result_url=request_url,
         fields=(_VMS_FIELD, NOTICE_FIELD, SHORT_NOTICE_FIELD) if notice else (_VMS_FIELD,),
-        fixed_body={"ask": operation},
+        fixed_body={"operation": operation},
         extra_body=body,
         preview="/requests/preview",
         danger=danger,
@@ -230,7 +230,7 @@ _FAULT_PARAMETER_FIELDS = tuple(
     for name, value in row.parameters.items()
 )
 _DURATION_FIELD = FormField(
-    name="for", kind=FieldKind.DURATION, label="Duration", body_member="for_s", hint="Such as 70s or 10m."
+    name="for", kind=FieldKind.DURATION, label="Duration", body_member="duration_s", hint="Such as 70s or 10m."
 )
 _ADVANCE_BY_FIELD = FormField(name="by", kind=FieldKind.DURATION, label="By", hint="Such as 15m or 7d.")
 _ADVANCE_TO_FIELD = FormField(name="until", kind=FieldKind.INSTANT, label="Or to this time (UTC)")
@@ -316,7 +316,7 @@ LAB_FORMS = (
             FormField(name="seed", kind=FieldKind.NUMBER, label="Seed",
                 body_member="seed", default="1", is_required=True),
             FormField(name="vm", kind=FieldKind.VMS, label="VMs", body_member="vms", hint="None: all VMs."),
-            FormField(name="for", kind=FieldKind.DURATION, label="Duration", body_member="for_s", default="10m"),
+            FormField(name="for", kind=FieldKind.DURATION, label="Duration", body_member="duration_s", default="10m"),
         ),
         preview=form_previews.preview_storm,
     ),

@@ -200,7 +200,7 @@ def clock_report_url(response: Any) -> str:
     """Return the path of the lab page with a report of what happened while the clock was advanced."""
     if not response.entries:
         return f"{PORTAL_PREFIX}/lab?after=0&until=0"
-    after = max(0, response.entries[0].seq - 1 - response.left_out)
+    after = max(0, response.entries[0].seq - 1 - response.entries_omitted)
     return f"{PORTAL_PREFIX}/lab?after={after}&until={response.entries[-1].seq}"
 
 

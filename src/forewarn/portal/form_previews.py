@@ -126,7 +126,7 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
     """Return sentences on which VMs a fault would affect, what their clients would see, and how long."""
     body = call.parse_body(NewFault)
     kind = parse_fault_kind(body.kind)
-    definition, duration_s = FAULT_DEFINITIONS[kind], fault_duration_s(kind, body.count, body.for_s)
+    definition, duration_s = FAULT_DEFINITIONS[kind], fault_duration_s(kind, body.count, body.duration_s)
     check_parameters(kind, body.parameters)
     if body.vm:
         target = f"VM {context.directory.find(body.vm).name}"
@@ -159,7 +159,7 @@ def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
     body = call.parse_body(NewStorm)
     vms = [context.directory.find(name).name for name in body.vms]
     target = first_names(vms, _MAX_NAMED) or "all VMs"
-    return [f"Faults affect {target} for {duration_text(body.for_s)} of lab time, with seed {body.seed}."]
+    return [f"Faults affect {target} for {duration_text(body.duration_s)} of lab time, with seed {body.seed}."]
 
 
 def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]:

@@ -162,7 +162,7 @@ def _find_vm(context: PortalContext, text: str) -> Vm | None:
 
 def _eligible_vm_choices(context: PortalContext, form: Form) -> Iterator[FieldChoice]:
     """The VMs for which the user may submit this form. In a large fleet their state is not checked."""
-    operation, right = form.fixed_body.get("ask"), form.api_route(context.api_routes).right
+    operation, right = form.fixed_body.get("operation"), form.api_route(context.api_routes).right
     checks_eligibility = context.store.counts().vms <= _MAX_VMS_CHECKED
     for indexed in _visible_vms(context):
         if not context.principal.may(right, indexed.resource):

@@ -82,7 +82,7 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
 
     def actor_of(self, entry: HistoryEntryView) -> str:
         """Return who caused an entry, by name, as the page shows it beside the text."""
-        return entry.who if entry.what in _ENTRIES_WITH_ACTOR and entry.who not in entry.text else ""
+        return entry.actor if entry.kind in _ENTRIES_WITH_ACTOR and entry.actor not in entry.text else ""
 
     def vm_url(self, entry: HistoryEntryView) -> str:
         """Return the path of the page of an entry's VM, by key if the entry has a scope, else by name."""

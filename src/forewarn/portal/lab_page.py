@@ -24,7 +24,7 @@ _MAX_JUMP_ENTRIES_READ = 10_000  # to count them
 _MAX_LIVE_EVENTS = 5_000  # with more events, the page does not search them for the next notice to end
 _SPEED_CHOICES = ((0.0, "Pause"), (1.0, "×1"), (60.0, "×60"), (600.0, "×600"))
 _ADVANCE_CHOICES = ("1m", "15m", "1h", "1d", "7d")
-_CSV_COLUMNS = ("fault", "kind", "strikes", "for", "set_by", "set_at", "left", "left_s", "touched", "events")
+_CSV_COLUMNS = ("fault", "kind", "category", "for", "set_by", "set_at", "remaining", "remaining_s", "applied", "events")
 
 
 class DueItem(BaseView, frozen=True, kw_only=True):
@@ -110,9 +110,9 @@ def _clock_jump(context: RequestContext, after: int, until: int) -> ClockJump:
     # The entry before the first one is that of the advance itself.
     read = context.store.history(after=max(0, after - 1), before=until + 1, limit=_MAX_JUMP_ENTRIES_READ, newest=False)
     visible = context.visibility.visible_entries(read)
-    happened = [entry for entry in visible if entry.what is not EntryKind.CLOCK and entry.seq > after]
-    advance = next((entry for entry in visible if entry.what is EntryKind.CLOCK), None)
-    counts = Counter(str(entry.what) for entry in happened)
+    happened = [entry for entry in visible if entry.kind is not EntryKind.CLOCK and entry.seq > after]
+    advance = next((entry for entry in visible if entry.kind is EntryKind.CLOCK), None)
+    counts = Counter(str(entry.kind) for entry in happened)
     left_out = max(0, until - after - _MAX_JUMP_ENTRIES_READ)
     return ClockJump(
         summary=advance.text if advance is not None else "",
@@ -146,12 +146,12 @@ def _due_items(context: RequestContext) -> tuple[DueItem, ...]:
 
 
 def _active_replays(context: RequestContext) -> tuple[ReplayView, ...]:
-    return tuple(replay for replay in read_replays(context) if replay.ended is None)
+    return tuple(replay for replay in read_replays(context) if replay.outcome is None)
 
 
 def _recent_entries(context: RequestContext) -> tuple[HistoryEntryView, ...]:
     recent = context.store.history(limit=_MAX_ENTRIES_READ)
-    changes = [entry for entry in reversed(recent) if entry.what in (EntryKind.CLOCK, EntryKind.FAULT)]
+    changes = [entry for entry in reversed(recent) if entry.kind in (EntryKind.CLOCK, EntryKind.FAULT)]
     return tuple(HistoryEntryView.from_entry(entry) for entry in changes[:_MAX_RECENT_ENTRIES])
 
 
@@ -159,12 +159,12 @@ def _csv_row(fault: FaultView) -> list[object]:
     return [
         fault.id,
         fault.kind,
-        fault.strikes,
+        fault.category,
         fault.target,
-        fault.who,
+        fault.set_by,
         fault.set_at,
-        fault.left,
-        fault.left_s,
-        fault.touched,
+        fault.remaining,
+        fault.remaining_s,
+        fault.applied,
         " ".join(fault.events),
     ]

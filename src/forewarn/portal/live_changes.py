@@ -33,12 +33,12 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[str, ...]  # ids, lower case
     hosts: tuple[str, ...]  # names, sorted, also of hosts with a VM or an event that changed
     vms: tuple[tuple[str, str], ...]  # key and state of each VM whose state has changed, or may have
-    what: tuple[str, ...]  # the kinds of the history entries, each once, sorted
+    kinds: tuple[str, ...]  # the kinds of the history entries, each once, sorted
 
     @property
     def is_empty(self) -> bool:
         """Whether the change names nothing that changed, so that it need not be sent."""
-        return not (self.scopes or self.events or self.requests or self.hosts or self.vms or self.what)
+        return not (self.scopes or self.events or self.requests or self.hosts or self.vms or self.kinds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class ChangeBatch:
             requests=tuple(sorted(requests)),
             hosts=tuple(sorted(filter(None, hosts))),
             vms=tuple(vms.items()),
-            what=tuple(sorted({entry.what for entry in entries})),
+            kinds=tuple(sorted({entry.kind for entry in entries})),
         )
 
 

@@ -129,6 +129,6 @@ def _takeovers(context: PortalContext) -> tuple[HistoryEntryView, ...]:
     found = [
         entry
         for entry in reversed(entries)
-        if entry.what is EntryKind.SERVICE and entry.text.startswith(_TAKEOVER_BEGINNINGS)
+        if entry.kind is EntryKind.SERVICE and entry.text.startswith(_TAKEOVER_BEGINNINGS)
     ]
     return tuple(map(HistoryEntryView.from_entry, found[:_MAX_TAKEOVERS]))

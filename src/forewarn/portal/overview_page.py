@@ -54,7 +54,7 @@ class UpcomingEvent(BaseView, frozen=True, kw_only=True):
     id: str  # a GUID, upper case
     label: str  # such as `Reboot of web-0`
     scope: str  # its id
-    title_of_scope: str  # such as `availability set web`
+    scope_title: str  # such as `availability set web`
     cause: str  # a value of Cause
     is_approved: bool  # by a VM, a user or policy
     not_before: Timestamp  # lab time
@@ -72,7 +72,7 @@ class CurrentEvent(BaseView, frozen=True, kw_only=True):
     id: str  # a GUID, upper case
     label: str  # such as `Reboot of web-0`
     scope: str  # its id
-    title_of_scope: str  # such as `availability set web`
+    scope_title: str  # such as `availability set web`
     cause: str  # a value of Cause
     started_at: Timestamp  # lab time
     vms: int  # how many acts it has, one per VM
@@ -89,7 +89,7 @@ class CurrentRollout(BaseView, frozen=True, kw_only=True):
     impact: str  # update, migrate or reboot
     target: str  # what it covers, in words
     progress: str  # a RolloutState; of an open rollout mostly running or paused
-    who: str  # the name of who requested it
+    requested_by: str  # the name of who requested it
     tally: RolloutTally  # its VMs by what happened to them
     ends_at: Timestamp | None  # when it probably ends, in lab time; None: paused, on hold, or it cannot be known
     is_at_pace: bool  # `ends_at` assumes the pace of its events so far; false: that nobody approves
@@ -215,7 +215,7 @@ def _upcoming_event(context: PortalContext, views: ViewBuilder, event: Event, mo
         id=event.id,
         label=_label(event, event.vms),
         scope=event.scope_id,
-        title_of_scope=scope_title_from_id(event.scope_id),
+        scope_title=scope_title_from_id(event.scope_id),
         cause=event.cause,
         is_approved=event.approved_at is not None,
         not_before=timestamp(event.not_before),
@@ -234,7 +234,7 @@ def _current_event(context: PortalContext, event: Event, more: int) -> CurrentEv
         id=event.id,
         label=_label(event, event.vms),
         scope=event.scope_id,
-        title_of_scope=scope_title_from_id(event.scope_id),
+        scope_title=scope_title_from_id(event.scope_id),
         cause=event.cause,
         started_at=timestamp(event.started_at),
         vms=len(event.acts),
@@ -257,7 +257,7 @@ def _current_rollout(context: PortalContext, tracker: RolloutTracker) -> Current
         impact=rollout.impact,
         target=rollout_target_text(rollout),
         progress=rollout.progress,
-        who=tracker.request.who,
+        requested_by=tracker.request.requested_by,
         tally=tracker.tally,
         ends_at=timestamp(forecast.ends_at),
         is_at_pace=forecast.is_measured,

@@ -55,7 +55,7 @@ def _template_environment() -> Environment:
         shorten=_truncate_text,
     )
     environment.filters.update(
-        title_of_scope=scope_title_from_id,
+        scope_title=scope_title_from_id,
         state=state_element,
         state_label=state_label,
         state_class=state_class,
@@ -133,7 +133,7 @@ def _group_digits(count: int) -> str:
 
 
 def _symptom_text(fault: FaultView) -> str:
-    text, others = fault.seen, []
+    text, others = fault.symptom, []
     for name, value in fault.parameters.items():
         label, amount = name.removesuffix("_s").replace("_", "-"), f"{value:g}{' s' if name.endswith('_s') else ''}"
         if f"if `{label}` is given" not in text and f"`{label}`" in text:

@@ -156,7 +156,7 @@ async def show_request_page(context: RequestContext, call: HandlerCall, query: R
         card=next_event_card(context, (event for event in events if context.can_see_scope(event.scope_id))),
         standing=request_status(context, request),
         course=request_timeline(context, events, page=query.page, size=size),
-        is_rollout=request.ask is RequestedOperation.ROLLOUT,
+        is_rollout=request.operation is RequestedOperation.ROLLOUT,
         planned=len(context.store.planned(request_id=request.id)),
         over=sum(event.status is EventState.OVER for event in events),
         done=done_message(query),

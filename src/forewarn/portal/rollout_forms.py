@@ -155,7 +155,7 @@ def _lift_preview(context: RequestContext, call: HandlerCall) -> list[str]:
     if hold is None:
         raise Refused("rollouts are not on hold: there is nothing to lift")
     return [
-        f"The hold of {hold.who} ends: {hold.reason}",
+        f"The hold of {hold.set_by} ends: {hold.reason}",
         f"Scheduled events of rollouts: {_held_events(context)}. Each starts when its notice has ended.",
     ]
 

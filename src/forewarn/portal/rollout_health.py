@@ -23,7 +23,7 @@ class RolloutCheckRow(BaseView, frozen=True, kw_only=True):
     """A health check of a rollout with its latest measurements. Field names are JSON keys."""
 
     name: str  # unique in the rollout
-    what: str  # what it demands, for people
+    demand: str  # what it demands, for people
     recent: tuple[RecentMeasurement, ...]  # at most ten, the newest first; (): not measured recently
 
 
@@ -34,7 +34,7 @@ def rollout_check_rows(context: RequestContext, request: MaintenanceRequest) -> 
     return tuple(
         RolloutCheckRow(
             name=check.name,
-            what=check.what,
+            demand=check.what,
             recent=tuple(
                 RecentMeasurement(at=timestamp(found.at), outcome=found.outcome, text=found.text)
                 for found in [found for found in newest_first if found.check == check.name][:_MAX_RECENT]

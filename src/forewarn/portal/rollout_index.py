@@ -58,7 +58,7 @@ class RolloutTracker:
         self._counted: dict[VmInScope, str] = {}  # VM → tally field that counts it now, or _NO_EVENT
         self._counts: Counter[str] = Counter()  # of VMs by tally field, or _NO_EVENT
         self._last_not_before = 0.0  # of all its events
-        self._changed_at = request.at  # lab time of the last change of one of its events
+        self._changed_at = request.requested_at  # lab time of the last change of one of its events
         self._ended: set[str] = set()  # ids of events that started and are over
         self._act_s = 0.0  # of these: the sum of the times from start to end
 
@@ -183,7 +183,7 @@ class RolloutIndex:
 
     async def _read_serving_events(self, open_requests: list[MaintenanceRequest]) -> None:
         rollouts = [request for request in open_requests if request.rollout is not None]
-        oldest = min((request.at for request in rollouts), default=math.inf)
+        oldest = min((request.requested_at for request in rollouts), default=math.inf)
         open_ids = {request.id for request in rollouts}
         recent = self._store.requests(limit=_MAX_REQUESTS_READ) if rollouts else []
         older = [request for request in rollouts if request.id not in {known.id for known in recent}]
@@ -263,7 +263,7 @@ class RolloutIndex:
         if request.rollout is None:
             return
         for known in [known for known in self._stopped.values() if _has_same_target(known.request, request)]:
-            if known.request.at < request.at:
+            if known.request.requested_at < request.requested_at:
                 del self._stopped[known.request.id]  # a newer rollout of the same target replaces it
         if request.rollout.progress is RolloutState.STOPPED:
             at = self._stopped[request.id].at if request.id in self._stopped else at
@@ -273,9 +273,9 @@ class RolloutIndex:
 
     def _stop_time(self, request: MaintenanceRequest) -> float:
         if request.rollout is None or request.rollout.progress is not RolloutState.STOPPED:
-            return request.at
+            return request.requested_at
         entries = self._store.history(request_id=request.id, limit=_MAX_STOPPED)
-        return next((entry.at for entry in reversed(entries) if entry.what is EntryKind.STOPPED), request.at)
+        return next((entry.at for entry in reversed(entries) if entry.kind is EntryKind.STOPPED), request.requested_at)
 
     def open_rollouts(self) -> list[RolloutTracker]:
         """Return the live trackers of all open rollouts, oldest first, in a new list; [] before `build`."""

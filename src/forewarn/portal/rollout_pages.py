@@ -1,6 +1,6 @@
 """The pages of rollouts: the list with progress bars, and one rollout by batch and update domain.
 
-A batch has the events that were published together; JSON keys and the query call it a wave.
+A batch has the events that were published together.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MAX_SCOPES = 60
 _MAX_ROLLOUTS = 200
 _BATCHES_PER_PAGE = 20
 _OPEN_STATES = (RolloutState.RUNNING, RolloutState.PAUSED)
-_CSV_COLUMNS = ("rollout", "impact", "over", "progress", "asked_by", "asked_at", "total", *PROGRESS_PARTS)
+_CSV_COLUMNS = ("rollout", "impact", "over", "progress", "requested_by", "requested_at", "total", *PROGRESS_PARTS)
 
 
 class ProgressPart(BaseView, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
         """What the rollout covers: names of hosts, or words."""
         hosts = self.rollout.hosts
         if not hosts:
-            return self.rollout.title_of_scope
+            return self.rollout.scope_title
         return first_names(hosts)
 
     @property
@@ -143,23 +143,20 @@ class WaitingDomain(BaseView, frozen=True, kw_only=True):
 class RolloutPageQuery(RequestPageQuery, frozen=True, kw_only=True):
     """The query of the page of a rollout: the form that led here, the batch, and which page of its events.
 
-    A batch is the events that were published together; in JSON and in the query it is called `wave`.
+    A batch is the events that were published together.
     """
 
-    wave: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # of a batch, from 1; 0: the first live one, else the last
+    batch: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # of a batch, from 1; 0: the first live one, else the last
 
 
 class RolloutPage(BaseView, frozen=True, kw_only=True):
-    """The page of one rollout. Field names are JSON keys.
-
-    In `waves`, `wave_count`, `wave` and `course`, a wave is a batch: the events that were published together.
-    """
+    """The page of one rollout. Field names are JSON keys."""
 
     row: RolloutRow  # the rollout with its progress bar
     card: EventStatusCard | None  # the live event that matters next; None: there is none
-    waves: tuple[RolloutBatchView, ...]  # batches published so far; 20 around the chosen one, in an export all
-    wave_count: int  # how many batches were published
-    wave: int  # number of the batch whose events are listed; 0: there is none
+    batches: tuple[RolloutBatchView, ...]  # batches published so far; 20 around the chosen one, in an export all
+    batch_count: int  # how many batches were published
+    batch: int  # number of the batch whose events are listed; 0: there is none
     waiting: tuple[WaitingDomain, ...]  # VMs of later batches, by update domain; () unless it is running or paused
     scopes: tuple[ScopeProgress, ...]  # those with live events first, else by id; at most 60
     more_scopes: int  # scopes that are left out
@@ -181,7 +178,9 @@ async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> Roll
     """Show all open rollouts and then recent ones, each newest first, at most 200 together."""
     if not context.can_see_everything():
         return RolloutsPage(rollouts=(), sees_all=False)
-    newest = sorted(read_rollouts(context), key=lambda rollout: (not rollout.closed, rollout.at), reverse=True)
+    newest = sorted(
+        read_rollouts(context), key=lambda rollout: (not rollout.closed, rollout.requested_at), reverse=True
+    )
     return RolloutsPage(rollouts=tuple(map(_rollout_row, newest[:_MAX_ROLLOUTS])), sees_all=True)
 
 
@@ -199,15 +198,15 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: R
     scopes = _domains_by_scope(snapshot, is_closed=view.closed, is_open=view.progress in _OPEN_STATES)
     await asyncio.sleep(0)
     batches = _events_by_batch(snapshot.events)
-    batch = _chosen_batch(batches, query.wave)
+    batch = _chosen_batch(batches, query.batch)
     shown_batches = range(1, len(batches) + 1) if call.for_export else _batches_around(len(batches), batch)
-    is_whole = call.for_export and not query.wave
+    is_whole = call.for_export and not query.batch
     return RolloutPage(
         row=_rollout_row(view),
         card=next_event_card(context, snapshot.events),
-        waves=tuple(_batch_view(number, batches[number - 1]) for number in shown_batches),
-        wave_count=len(batches),
-        wave=batch,
+        batches=tuple(_batch_view(number, batches[number - 1]) for number in shown_batches),
+        batch_count=len(batches),
+        batch=batch,
         waiting=_waiting_domains(snapshot) if view.progress in _OPEN_STATES else (),
         scopes=tuple(_scope_progress(context, scopes[:_MAX_SCOPES])),
         more_scopes=max(0, len(scopes) - _MAX_SCOPES),
@@ -236,7 +235,7 @@ def _chosen_batch(batches: Sequence[Sequence[Event]], number: int) -> int:
     if number > len(batches):
         reason = Rejected(f"batch {number} does not exist: the last one published so far is {len(batches)}")
         last = FilterChoice(value=str(len(batches)), label=f"batch {len(batches)}")
-        raise UnknownFilter("wave", str(number), reason, [last] if batches else [])
+        raise UnknownFilter("batch", str(number), reason, [last] if batches else [])
     if number:
         return number
     return next((n for n, events in enumerate(batches, 1) if any(event.is_live for event in events)), len(batches))
@@ -347,4 +346,13 @@ def _domain_progress(
 def _csv_row(row: RolloutRow) -> list[object]:
     view = row.rollout
     counts = [getattr(view.tally, name) for name in PROGRESS_PARTS]
-    return [view.id, view.impact, row.target_text, view.progress, view.who, view.at, view.tally.total, *counts]
+    return [
+        view.id,
+        view.impact,
+        row.target_text,
+        view.progress,
+        view.requested_by,
+        view.requested_at,
+        view.tally.total,
+        *counts,
+    ]

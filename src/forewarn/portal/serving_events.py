@@ -54,7 +54,7 @@ class ServingEvents:
 
     def forget_old(self) -> None:
         """Forget the rollouts that closed before the oldest open one was requested, with their events."""
-        oldest = min((request.at for request in self._requests.values() if request.is_open), default=math.inf)
+        oldest = min((request.requested_at for request in self._requests.values() if request.is_open), default=math.inf)
         for request_id in [id_ for id_, request in self._requests.items() if _closed_before(request, oldest)]:
             del self._requests[request_id], self._numbers[request_id]
             for vm in self._vms.pop(request_id, ()):
@@ -117,9 +117,13 @@ class ServingEvents:
         other = self._requests.get(work.request_id)
         if other is None or other.rollout is None or request.rollout is None or other.id == request.id:
             return False
-        if work.host != host or other.rollout.cause is not request.rollout.cause or _closed_before(other, request.at):
+        if (
+            work.host != host
+            or other.rollout.cause is not request.rollout.cause
+            or _closed_before(other, request.requested_at)
+        ):
             return False
-        return work.over_at is None or work.over_at >= request.at
+        return work.over_at is None or work.over_at >= request.requested_at
 
 
 def _closed_before(request: MaintenanceRequest, at: float) -> bool:

@@ -43,7 +43,7 @@ def _remove_preview(context: RequestContext, call: HandlerCall) -> list[str]:
         raise Refused("there is no standing order: there is nothing to remove")
     return [
         f"No more hosts are visited; {view.visited} of {view.total} were visited in time.",
-        f"Visits under way: {view.under_way}. They go on; abort their rollouts to end them.",
+        f"Visits under way: {view.in_progress}. They go on; abort their rollouts to end them.",
     ]
 
 

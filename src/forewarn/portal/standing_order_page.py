@@ -38,7 +38,11 @@ class StandingOrderPage(BaseView, frozen=True, kw_only=True):
         parts = [
             f"{order.visited} of {order.total} host{'' if order.total == 1 else 's'} visited in time",
             *([f"{order.late} late"] if order.late else []),
-            *([f"{order.under_way} visit{'' if order.under_way == 1 else 's'} under way"] if order.under_way else []),
+            *(
+                [f"{order.in_progress} visit{'' if order.in_progress == 1 else 's'} under way"]
+                if order.in_progress
+                else []
+            ),
         ]
         return ", ".join(parts)
 

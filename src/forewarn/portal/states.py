@@ -120,9 +120,9 @@ STATES: dict[StateFamily, dict[str, StateLook]] = {
     },
     StateFamily.DELIVERY: {
         EventAwareness.NO_VM: StateLook("not delivered", "⚠", "bad"),
-        EventAwareness.SOON: StateLook("delivered with the next poll", "○", "faint"),
+        EventAwareness.PENDING: StateLook("delivered with the next poll", "○", "faint"),
         EventAwareness.NEIGHBOUR: StateLook("delivered to another VM of the scope only", "◑", "faint"),
-        EventAwareness.GIVEN: StateLook("delivered", *_DONE),
+        EventAwareness.DELIVERED: StateLook("delivered", *_DONE),
     },
     StateFamily.NODE: {
         "active": StateLook("active", "●", "good"),

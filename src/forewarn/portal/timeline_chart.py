@@ -192,7 +192,7 @@ class EventRow(BaseView, frozen=True, kw_only=True):
 
     id: str  # a GUID, upper case
     scope: str  # its id
-    title_of_scope: str  # such as `availability set web`
+    scope_title: str  # such as `availability set web`
     kind: str  # such as Reboot; what is done to the VMs if no document shows the event
     listed: bool  # documents show it while it is live
     cause: str  # a value of Cause
@@ -226,11 +226,11 @@ class EventRow(BaseView, frozen=True, kw_only=True):
         return now if self.started_at is not None else max(self.not_before, now)
 
 
-def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> EventRow:
+def event_row(event: Event, *, scope_title: str, waits_for: str = "") -> EventRow:
     return EventRow(
         id=event.id,
         scope=event.scope_id,
-        title_of_scope=title_of_scope,
+        scope_title=scope_title,
         kind=event_kind_text(event),
         listed=event.listed,
         cause=event.cause,
@@ -374,7 +374,7 @@ def build_chart(rows: Iterable[EventRow], window: TimeWindow, now: float, *, ban
 
 
 def _band_of(row: EventRow) -> tuple[str, str]:
-    return ("standalone VMs", "") if row.scope.startswith("vm:") else (row.title_of_scope, row.scope)
+    return ("standalone VMs", "") if row.scope.startswith("vm:") else (row.scope_title, row.scope)
 
 
 def _sort_key(row: EventRow) -> tuple[object, ...]:
@@ -448,7 +448,7 @@ def event_row_for(views: ViewBuilder, event: Event) -> EventRow:
     """Return the row of an event, with the title of its scope and what it waits for, which `views` reads."""
     scope = views.load_scope(event.scope_id) or Scope(id=event.scope_id)
     wait = views.pending_wait(event)
-    return event_row(event, title_of_scope=scope_title(scope), waits_for=wait.text if wait else "")
+    return event_row(event, scope_title=scope_title(scope), waits_for=wait.text if wait else "")
 
 
 def render_standalone_svg(chart: TimelineChart, *, more: int = 0) -> str:

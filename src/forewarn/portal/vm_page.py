@@ -42,7 +42,7 @@ class VmPage(BaseView, frozen=True, kw_only=True):
     events: tuple[EventView, ...]  # live events that affect it, in order of publication
     over: tuple[EventView, ...]  # past ones, newest first, at most 20
     faults: tuple[FaultView, ...]  # active for it; empty for users who may not see everything
-    keeper: VmSupervisorView | None  # the connected supervisor of a namespace VM; None: there is none
+    supervisor: VmSupervisorView | None  # the connected supervisor of a namespace VM; None: there is none
     story: Explanation  # what happened to it, and whether it polls, in sentences
 
     @property
@@ -81,7 +81,7 @@ async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
         events=views.events(live_events),
         over=views.events(over),
         faults=faults,
-        keeper=vm_supervisor_view(vm.name, supervisor) if supervisor is not None else None,
+        supervisor=vm_supervisor_view(vm.name, supervisor) if supervisor is not None else None,
         story=explanation,
     )
 

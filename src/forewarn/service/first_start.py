@@ -192,16 +192,20 @@ async def ensure_admin_client(store: Store, path: Path, now: float) -> None:
 
 def _admin_client_commit(secret: str, now: float) -> Commit:
     client = RegisteredClient(
-        id=ADMIN_CLIENT_ID, secret_hash=hash_secret(secret), name="local administrator", by="forewarn", at=now
+        id=ADMIN_CLIENT_ID,
+        secret_hash=hash_secret(secret),
+        name="local administrator",
+        created_by="forewarn",
+        created_at=now,
     )
     grant = Grant(
         id="admin",
         role=Role.ADMINISTRATOR,
-        to=client_principal(ADMIN_CLIENT_ID),
-        over=ROOT_RESOURCE,
-        by="forewarn",
-        at=now,
+        principal=client_principal(ADMIN_CLIENT_ID),
+        resource=ROOT_RESOURCE,
+        granted_by="forewarn",
+        granted_at=now,
     )
     text = f"client {ADMIN_CLIENT_ID} created, with role {Role.ADMINISTRATOR} on everything"
-    entry = HistoryEntry(at=now, what=EntryKind.ACCESS, who="forewarn", text=text)
+    entry = HistoryEntry(at=now, kind=EntryKind.ACCESS, actor="forewarn", text=text)
     return Commit(clients=(client,), grants=(grant,), entries=(entry,))

@@ -335,7 +335,9 @@ def without_garbage_collection() -> Iterator[None]:
 
 async def write_service_entry(control: ControlPlane, text: str) -> None:
     """Write an entry about the service itself to the history; a failure is logged, not raised."""
-    await _write_entry(control, HistoryEntry(at=control.clock.now(), what=EntryKind.SERVICE, who="forewarn", text=text))
+    await _write_entry(
+        control, HistoryEntry(at=control.clock.now(), kind=EntryKind.SERVICE, actor="forewarn", text=text)
+    )
 
 
 async def _report_new_epoch(control: ControlPlane) -> None:
@@ -346,7 +348,7 @@ async def _report_new_epoch(control: ControlPlane) -> None:
     text = f"every scope has the new epoch {renewal.epoch}, because {renewal.reason}"
     if renewal.is_loss:
         log.warning("%s", text)
-    entry = HistoryEntry(at=control.clock.now(), what=EntryKind.SERVICE, who="forewarn", text=text)
+    entry = HistoryEntry(at=control.clock.now(), kind=EntryKind.SERVICE, actor="forewarn", text=text)
     reported = msgspec.json.encode(msgspec.structs.replace(renewal, is_in_history=True))
     await control.store.commit(Commit(entries=(entry,), saved=(SavedValue(name=RENEWAL_NAME, value=reported),)))
 
@@ -379,4 +381,4 @@ async def _apply_enablement(control: ControlPlane, settings: Settings) -> None:
 
 
 def _program_entry(vm: Vm, what: EntryKind, text: str, at: float) -> HistoryEntry:
-    return HistoryEntry(at=at, what=what, who="forewarn", text=text, scope_id=vm.scope_id, vm=vm.name)
+    return HistoryEntry(at=at, kind=what, actor="forewarn", text=text, scope_id=vm.scope_id, vm=vm.name)

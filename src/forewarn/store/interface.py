@@ -208,7 +208,7 @@ class Store(Protocol):
     def clients(self) -> list[RegisteredClient]:
         """Return all registered API clients, sorted by id."""
 
-    def grants(self, *, to: str | None = None) -> list[Grant]:
+    def grants(self, *, principal: str | None = None) -> list[Grant]:
         """Return the grants of roles to this principal (its id; None: to all), in the order they were added."""
 
     def webhooks(self) -> list[WebhookSubscription]:

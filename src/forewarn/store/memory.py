@@ -199,8 +199,8 @@ class MemoryStore(Store):
     def clients(self) -> list[RegisteredClient]:
         return [client for _, client in sorted(self._tables.clients.items())]
 
-    def grants(self, *, to: str | None = None) -> list[Grant]:
-        return _matching(self._tables.grants.values(), to=to)
+    def grants(self, *, principal: str | None = None) -> list[Grant]:
+        return _matching(self._tables.grants.values(), principal=principal)
 
     def webhooks(self) -> list[WebhookSubscription]:
         return list(self._tables.webhooks.values())

@@ -180,7 +180,7 @@ class MemoryTables:
     def _prune_requests(self, before: float) -> None:
         parts: list[Event | PlannedEvent] = [*self.events.values(), *self.planned.values()]
         kept = {part.request_id for part in parts} | {entry.request_id for entry in self.history}
-        past = {r.id for r in self.requests.values() if not r.is_open and r.at < before and r.id not in kept}
+        past = {r.id for r in self.requests.values() if not r.is_open and r.requested_at < before and r.id not in kept}
         gates_in_use = {part.gate_id for part in parts}
         _remove_keys(
             self.gates, [g.id for g in self.gates.values() if g.request_id in past and g.id not in gates_in_use]

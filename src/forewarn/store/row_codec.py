@@ -121,7 +121,7 @@ def gate_row(gate: Gate) -> SqlRow:
 
 def request_row(request: MaintenanceRequest) -> SqlRow:
     """Return the row of a request as column → value, without id and version, which `writes` adds."""
-    return {"is_open": request.is_open, "at": request.at, "body": _encode(request)}
+    return {"is_open": request.is_open, "at": request.requested_at, "body": _encode(request)}
 
 
 def vm_row(vm: Vm) -> SqlRow:
@@ -169,7 +169,7 @@ def entry_row(entry: HistoryEntry) -> SqlRow:
     """Return the row of a history entry as column → value, without `seq`, which the database assigns."""
     return {
         "at": entry.at,
-        "what": entry.what.value,
+        "kind": entry.kind.value,
         "scope_id": entry.scope_id,
         "event_id": entry.event_id,
         "request_id": entry.request_id,
@@ -212,7 +212,7 @@ def client_row(client: RegisteredClient) -> SqlRow:
 
 def grant_row(grant: Grant) -> SqlRow:
     """Return the row of a grant as column → value, without its position, which the database assigns."""
-    return {"id": grant.id, "to": grant.to, "body": _encode(grant)}
+    return {"id": grant.id, "principal": grant.principal, "body": _encode(grant)}
 
 
 def webhook_row(webhook: WebhookSubscription) -> SqlRow:

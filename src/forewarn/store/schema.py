@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy import Integer as Int
 
 APPLICATION_ID = 0x4657524E  # "FWRN", in the header of every store file
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")  # ids of the migrations, oldest first
+REVISIONS = ("0001",)  # ids of the migrations, oldest first
 REVISION = REVISIONS[-1]  # of a store that is up to date; also the user_version of the file
 
 # 64 bits on both engines: an epoch is a time in seconds, and 32 bits end in 2038.
@@ -132,7 +132,7 @@ history = Table(
     metadata,
     Column("seq", Integer, primary_key=True),
     Column("at", Float, nullable=False),
-    Column("what", String, nullable=False),
+    Column("kind", String, nullable=False),
     Column("scope_id", String, nullable=False),
     Column("event_id", String, nullable=False),
     Column("request_id", String, nullable=False),
@@ -217,10 +217,10 @@ grants = Table(
     metadata,
     Column("position", Integer, primary_key=True),
     Column("id", String, nullable=False),
-    Column("to", String, nullable=False),
+    Column("principal", String, nullable=False),
     Column("body", LargeBinary, nullable=False),
     UniqueConstraint("id"),
-    Index("grants_by_principal", "to"),
+    Index("grants_by_principal", "principal"),
 )
 
 webhooks = Table(

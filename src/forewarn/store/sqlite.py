@@ -236,8 +236,8 @@ class SqliteStore(Store):
     def clients(self) -> list[RegisteredClient]:
         return [row_codec.read_client(body) for (body,) in self._rows(queries.CLIENTS)]
 
-    def grants(self, *, to: str | None = None) -> list[Grant]:
-        wanted = _without_none(to=to)
+    def grants(self, *, principal: str | None = None) -> list[Grant]:
+        wanted = _without_none(principal=principal)
         return [row_codec.read_grant(body) for (body,) in self._rows(queries.grants_by(tuple(wanted)), **wanted)]
 
     def webhooks(self) -> list[WebhookSubscription]:

@@ -58,7 +58,7 @@ class BearerAuthenticator:
 def principal_for_claims(claims: Claims, store: Store) -> Principal:
     """Return the principal that verified claims of a token name, with its current name and grants."""
     name = _display_name(claims, store)
-    grants = tuple(grant for principal_id in claims.ids for grant in store.grants(to=principal_id))
+    grants = tuple(grant for principal_id in claims.ids for grant in store.grants(principal=principal_id))
     return Principal(id=claims.primary_id, name=name, grants=grants)
 
 

@@ -126,7 +126,7 @@ class Visibility:
         # entries about faults, which only they may list.
         if self.sees_everything:
             return True
-        if entry.what is EntryKind.FAULT:
+        if entry.kind is EntryKind.FAULT:
             return False
         if entry.scope_id:
             return self.can_see_scope(entry.scope_id)
@@ -145,7 +145,7 @@ class Visibility:
         text = entry.text if self.sees_everything else hide_faults(entry.text)
         if text == entry.text:
             return entry
-        return replace(entry, text=text, who="forewarn" if entry.what is EntryKind.WITHDRAWN else entry.who)
+        return replace(entry, text=text, actor="forewarn" if entry.kind is EntryKind.WITHDRAWN else entry.actor)
 
     def shown_event(self, event: Event) -> Event:
         """Return an event as this caller is shown it: without faults in its texts, unless they see everything."""
@@ -156,7 +156,7 @@ class Visibility:
     def _is_requester(self, request: MaintenanceRequest) -> bool:
         """Compares names, which are unique for our own clients only."""
         is_client = self._principal.id.startswith(client_principal(""))
-        return is_client and request.who == self._principal.name
+        return is_client and request.requested_by == self._principal.name
 
     def _sees_parts_of(self, request: MaintenanceRequest) -> bool:
         if not request.approves:

@@ -48,8 +48,8 @@ class BudgetGroupView(BaseView, frozen=True, kw_only=True):
     title: str  # such as `location westeurope`; "" if it counts everything
     limit: int  # VMs that may be out at once
     vms: int  # present VMs of the group
-    out: int  # VMs that are out of service, or reserved for an event
-    out_vms: tuple[str, ...]  # names of the first 20 of them
+    out_of_service: int  # VMs that are out of service, or reserved for an event
+    out_of_service_vms: tuple[str, ...]  # names of the first 20 of them
     reserved: int  # how many of them still run: an event is only planned or scheduled for them
     rollouts: tuple[str, ...]  # ids of rollouts, and of faults that made Freezes, that they are due to; the first 20
 
@@ -98,8 +98,8 @@ def _group_view(use: BudgetUse) -> BudgetGroupView:
         title=use.title,
         limit=use.limit,
         vms=use.vms,
-        out=len(use.out),
-        out_vms=use.out[:_MAX_NAMED_VMS],
+        out_of_service=len(use.out),
+        out_of_service_vms=use.out[:_MAX_NAMED_VMS],
         reserved=use.reserved,
         rollouts=use.rollouts[:_MAX_NAMED_ROLLOUTS],
     )

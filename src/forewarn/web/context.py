@@ -117,7 +117,7 @@ class RequestContext:
 
     async def record_history(self, what: EntryKind, text: str) -> None:
         """Commit a history entry of this kind, with the present lab time, by this caller; durable on return."""
-        entry = HistoryEntry(at=self.now(), what=what, who=self.caller_name, text=f"{text} by {self.caller_name}")
+        entry = HistoryEntry(at=self.now(), kind=what, actor=self.caller_name, text=f"{text} by {self.caller_name}")
         await self.store.commit(Commit(entries=(entry,)))
 
     async def wait_for_reconciler(self) -> None:
@@ -185,7 +185,7 @@ class RequestContext:
         if not self.can_see_everything():
             return []
         known = {r.id: r for r in (*self.store.requests(open_only=True), *self.store.requests(limit=_RECENT_LIMIT))}
-        return sorted((r for r in known.values() if r.rollout is not None), key=lambda r: r.at)
+        return sorted((r for r in known.values() if r.rollout is not None), key=lambda r: r.requested_at)
 
     def find_rollout(self, name: str) -> MaintenanceRequest:
         """Return the request of the rollout with this id or unique id prefix, ignoring letter case."""

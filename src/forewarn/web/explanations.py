@@ -68,7 +68,7 @@ def explain_host(context: RequestContext, host: Host) -> Explanation:
 def _host_entries(context: RequestContext, host: Host) -> list[HistoryEntry]:
     unrelated = context.store.history(scope_id="", event_id="", request_id="", vm="")
     kinds = (EntryKind.HOST, EntryKind.FLEET, EntryKind.UNANNOUNCED)
-    return [entry for entry in unrelated if entry.host == host.name and entry.what in kinds][-_MAX_HOST_ENTRIES:]
+    return [entry for entry in unrelated if entry.host == host.name and entry.kind in kinds][-_MAX_HOST_ENTRIES:]
 
 
 def explain_scope(context: RequestContext, scope: Scope) -> Explanation:
@@ -159,11 +159,11 @@ def _vm_explanation(context: RequestContext, vm: Vm) -> Explanation:
 
 def _unannounced_entries(context: RequestContext, vm: Vm) -> list[HistoryEntry]:
     entries = context.store.history(scope_id=vm.scope_id, vm=vm.name)
-    return [entry for entry in entries if entry.what is EntryKind.UNANNOUNCED][-_MAX_UNANNOUNCED:]
+    return [entry for entry in entries if entry.kind is EntryKind.UNANNOUNCED][-_MAX_UNANNOUNCED:]
 
 
 def _retry_entries(context: RequestContext, event: Event) -> list[HistoryEntry]:
-    return [entry for entry in context.store.history(event_id=event.id) if entry.what is EntryKind.RETRIED]
+    return [entry for entry in context.store.history(event_id=event.id) if entry.kind is EntryKind.RETRIED]
 
 
 def _scope_facts(
@@ -230,7 +230,7 @@ def _pending_waits(context: RequestContext, events: list[Event]) -> dict[str, St
 
 def _service_entries(context: RequestContext) -> list[HistoryEntry]:
     unrelated = context.store.history(scope_id="", event_id="", request_id="", vm="")
-    return [entry for entry in unrelated if entry.what is EntryKind.SERVICE]
+    return [entry for entry in unrelated if entry.kind is EntryKind.SERVICE]
 
 
 async def _with_fault_lines(context: RequestContext, vm: Vm, explanation: Explanation) -> Explanation:
@@ -260,13 +260,17 @@ def _fault_sentences(context: RequestContext, fault: Fault, vm: Vm) -> Iterator[
     parts = [f"it began {duration_text(context.now() - fault.set_at)} ago"]
     parts += [f"it ends in {duration_text(remaining_s)}"] if remaining_s is not None else []
     parts += [f"{fault.remaining} of {fault.count} left"] if fault.count is not None else []
-    yield f"Fault {fault.id} ({fault.kind}) is on for {fault.name}, set by {fault.who}: {', '.join(parts)}."
+    yield f"Fault {fault.id} ({fault.kind}) is on for {fault.name}, set by {fault.set_by}: {', '.join(parts)}."
     if fault.category is FaultCategory.TRANSPORT:
-        count = fault.touched_by_vm.get(vm.key, 0)
-        last = f", the last {duration_text(context.now() - fault.touched_at)} ago" if fault.touched_at and count else ""
+        count = fault.applied_by_vm.get(vm.key, 0)
+        last = (
+            f", the last {duration_text(context.now() - fault.last_applied_at)} ago"
+            if fault.last_applied_at and count
+            else ""
+        )
         yield f"It has affected {count} request{'' if count == 1 else 's'} of {vm.name}{last}."
-    elif fault.touched:
-        yield f"It has affected {fault.touched} event{'' if fault.touched == 1 else 's'}."
+    elif fault.applied:
+        yield f"It has affected {fault.applied} event{'' if fault.applied == 1 else 's'}."
 
 
 def _fault_entries(context: RequestContext, vm: Vm) -> Iterator[HistoryEntry]:
@@ -274,5 +278,5 @@ def _fault_entries(context: RequestContext, vm: Vm) -> Iterator[HistoryEntry]:
     shared = context.store.history(scope_id=vm.scope_id, vm="")
     unrelated = context.store.history(scope_id="", event_id="", request_id="", vm="")
     for entry in (*own, *shared, *unrelated):
-        if entry.what is EntryKind.FAULT:
+        if entry.kind is EntryKind.FAULT:
             yield entry

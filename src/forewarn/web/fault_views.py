@@ -16,20 +16,20 @@ class FaultView(BaseView, frozen=True, kw_only=True):
 
     id: str  # such as f1
     kind: str  # a value of FaultKind
-    strikes: str  # what the kind affects: requests, events or at once
+    category: str  # what the kind affects: requests, events or at once
     target: str  # in words
     vm: str  # a name; empty for a fault of a scope or of the whole fleet
     scope: str  # an id; empty for a fault of the whole fleet
-    who: str  # the name of who set it
+    set_by: str  # the name of who set it
     set_at: Timestamp  # lab time
     parameters: dict[str, float]  # by name, with the defaults of the kind
     count: int | None  # it ends after this many requests or events; None: no limit
-    left: int | None  # of its count; None: no limit
-    left_s: float | None  # real time for faults on requests, lab time for those on events; None: until cleared
-    touched: int  # how many requests or events it affected so far; of a reset, scopes
-    touched_at: Timestamp | None  # lab time of the last request; None: none so far, or a fault on events
+    remaining: int | None  # of its count; None: no limit
+    remaining_s: float | None  # real time for faults on requests, lab time for those on events; None: until cleared
+    applied: int  # how many requests or events it affected so far; of a reset, scopes
+    last_applied_at: Timestamp | None  # lab time of the last request; None: none so far, or a fault on events
     events: tuple[str, ...]  # ids of the events it affected, among the 1,000 newest, oldest first
-    seen: str  # what VMs notice of it, in words
+    symptom: str  # what VMs notice of it, in words
 
 
 class StormFaultView(BaseView, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class StormFaultView(BaseView, frozen=True, kw_only=True):
     kind: str  # a value of FaultKind
     vm: str  # its name
     count: int | None  # of requests or events that it affects; None: it happens at once
-    for_s: float | None  # real time for faults on requests, lab time for those on events; None: it happens at once
+    duration_s: float | None  # real time for faults on requests, lab time for those on events; None: it happens at once
     parameters: dict[str, float]  # by name; others have the defaults of the kind
     is_set: bool  # it was set already, or skipped, as when the VM was removed
 
@@ -49,18 +49,18 @@ class StormView(BaseView, frozen=True, kw_only=True):
 
     id: str  # such as s1
     seed: int  # the same seed, VMs and duration give the same schedule
-    who: str  # the name of who set it
+    set_by: str  # the name of who set it
     set_at: Timestamp  # lab time
-    for_s: float  # its duration, in seconds of lab time
-    gusts: tuple[StormFaultView, ...]  # its scheduled faults, in order
+    duration_s: float  # its duration, in seconds of lab time
+    faults: tuple[StormFaultView, ...]  # its scheduled faults, in order
 
 
 class FaultParameterView(BaseView, frozen=True, kw_only=True):
     """A parameter of a kind of fault: its default and its bounds, which are allowed themselves."""
 
     default: float  # seconds if the name of the parameter ends with `_s`, else a count
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
 
 class FaultKindView(BaseView, frozen=True, kw_only=True):
@@ -70,10 +70,10 @@ class FaultKindView(BaseView, frozen=True, kw_only=True):
     """
 
     kind: str  # a value of FaultKind
-    strikes: str  # requests, events or at once
-    seen: str  # what VMs notice of it, in words
+    category: str  # requests, events or at once
+    symptom: str  # what VMs notice of it, in words
     parameters: dict[str, FaultParameterView]  # by name
-    longest_s: float | None  # real time for faults on requests, lab time for those on events
+    max_duration_s: float | None  # real time for faults on requests, lab time for those on events
 
 
 class FaultsView(BaseView, frozen=True, kw_only=True):

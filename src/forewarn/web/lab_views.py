@@ -46,20 +46,20 @@ def fault_view(context: RequestContext, fault: Fault) -> FaultView:
     return FaultView(
         id=fault.id,
         kind=fault.kind,
-        strikes=row.category,
+        category=row.category,
         target=fault.name,
         vm=fault.vm_name,
         scope=fault.scope_id,
-        who=fault.who,
+        set_by=fault.set_by,
         set_at=timestamp(fault.set_at),
         parameters={name: fault.parameter(name) for name in row.parameters},
         count=fault.count,
-        left=fault.remaining,
-        left_s=fault_remaining_s(context, fault),
-        touched=fault.touched,
-        touched_at=timestamp(fault.touched_at),
+        remaining=fault.remaining,
+        remaining_s=fault_remaining_s(context, fault),
+        applied=fault.applied,
+        last_applied_at=timestamp(fault.last_applied_at),
         events=() if row.category is FaultCategory.TRANSPORT else _touched_events(context, fault),
-        seen=row.symptom,
+        symptom=row.symptom,
     )
 
 
@@ -87,29 +87,29 @@ def storm_view(context: RequestContext, storm: FaultStorm) -> StormView:
             kind=planned.kind,
             vm=vm.name if (vm := context.store.vm(planned.vm)) else planned.vm,
             count=planned.count,
-            for_s=planned.for_s,
+            duration_s=planned.duration_s,
             parameters=planned.parameters,
             is_set=number < storm.gone,
         )
-        for number, planned in enumerate(storm.gusts)
+        for number, planned in enumerate(storm.faults)
     ]
     return StormView(
         id=storm.id,
         seed=storm.seed,
-        who=storm.who,
+        set_by=storm.set_by,
         set_at=timestamp(storm.set_at),
-        for_s=storm.for_s,
-        gusts=tuple(faults),
+        duration_s=storm.duration_s,
+        faults=tuple(faults),
     )
 
 
 def _fault_kind_view(kind: FaultKind, row: FaultDefinition) -> FaultKindView:
     parameters = {
-        name: FaultParameterView(default=value.default, least=value.minimum, most=value.maximum)
+        name: FaultParameterView(default=value.default, minimum=value.minimum, maximum=value.maximum)
         for name, value in row.parameters.items()
     }
     return FaultKindView(
-        kind=kind, strikes=row.category, seen=row.symptom, parameters=parameters, longest_s=row.max_duration_s
+        kind=kind, category=row.category, symptom=row.symptom, parameters=parameters, max_duration_s=row.max_duration_s
     )
 
 
@@ -127,17 +127,17 @@ def replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayV
         id=request.id,
         vm=replay.name,
         scope=replay.scope_id,
-        who=request.who,
-        at=timestamp(request.at),
+        requested_by=request.requested_by,
+        requested_at=timestamp(request.requested_at),
         speed=replay.speed,
         loops=replay.loops,
         loop=replay.loop + 1,
         step=replay.done,
         steps=replay.steps,
-        shows=describe_step(step) if step else "",
-        begun_at=timestamp(replay.begun_at),
+        shown_document=describe_step(step) if step else "",
+        loop_started_at=timestamp(replay.loop_started_at),
         ends_at=timestamp(replay.ends_at),
-        ended=replay.ended,
+        outcome=replay.outcome,
         ended_at=timestamp(replay.ended_at),
         reason=replay.reason,
     )

@@ -38,7 +38,7 @@ class ExpectedEvent:
     """The pending event that a VM knows least of (the earliest, of several), and how far the VM knows of it."""
 
     event: Event  # scheduled, and listed in documents
-    awareness: EventAwareness  # NO_VM is the worst, GIVEN the best
+    awareness: EventAwareness  # NO_VM is the worst, DELIVERED the best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,9 @@ class NewFault(StrictBody, frozen=True, kw_only=True):
     scope: Name = ""  # an id or name; "": not for one scope
     all: bool = False  # for the whole fleet
     count: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # of requests or events; None: no limit
-    for_s: DurationSeconds | None = None  # above 0; at most the longest duration of its kind, which None stands for
+    duration_s: DurationSeconds | None = (
+        None  # above 0; at most the longest duration of its kind, which None stands for
+    )
     # Of its kind, by name, such as `delay_s`; a missing one has the kind's default.
     parameters: Annotated[dict[Name, Number], Meta(max_length=100)] = {}
 
@@ -79,7 +81,7 @@ class NewStorm(StrictBody, frozen=True, kw_only=True):
 
     seed: Annotated[int, Meta(ge=0, le=2**53)]  # the same seed, VMs and duration give the same schedule
     vms: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # name, `group/name` or key, each VM once
-    for_s: DurationSeconds = 600  # seconds of lab time
+    duration_s: DurationSeconds = 600  # seconds of lab time
 
 
 class AdvanceClockBody(StrictBody, frozen=True, kw_only=True):

@@ -77,7 +77,7 @@ def _health_waits(rollout: Rollout) -> tuple[str, ...]:
 
 def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
     entries = context.store.history(request_id=request.id)
-    return tuple(entry.text for entry in entries if entry.what is EntryKind.SKIPPED and not entry.event_id)
+    return tuple(entry.text for entry in entries if entry.kind is EntryKind.SKIPPED and not entry.event_id)
 
 
 def request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatusView:
@@ -96,7 +96,7 @@ def request_status(context: RequestContext, request: MaintenanceRequest) -> Requ
 
 def request_events(context: RequestContext, request: MaintenanceRequest) -> list[Event]:
     """Return the events that the request has published so far, live or over, oldest first."""
-    if request.ask is not RequestedOperation.PERFORM_MAINTENANCE:
+    if request.operation is not RequestedOperation.PERFORM_MAINTENANCE:
         found = context.store.events(request_id=request.id)
     else:
         found = [event for event in map(context.store.event, request.approves) if event is not None]
@@ -118,7 +118,7 @@ def _waits(view_builder: ViewBuilder, status: RequestStatus) -> Iterator[str]:
     rollout = status.request.rollout
     yield from (f"more events: {wait}" for wait in status.publication_waits)
     if rollout is not None and rollout.has_paused_itself:
-        yield f"the rollout has paused itself ({rollout.why}): it publishes no events until it is resumed"
+        yield f"the rollout has paused itself ({rollout.reason}): it publishes no events until it is resumed"
     elif rollout is not None and rollout.progress is RolloutState.PAUSED:
         yield "the rollout is paused: it publishes no events until it is resumed"
 
@@ -170,13 +170,13 @@ def rollout_fields_from_snapshot(
         "impact": rollout.impact,
         "hosts": rollout.hosts,
         "scope": rollout.scope_id,
-        "title_of_scope": _title_of_scope(context, rollout),
+        "scope_title": _title_of_scope(context, rollout),
         "progress": rollout.progress,
         "state": request_state(request, snapshot.events if snapshot else (), planned=0, skipped=False),
-        "why": rollout.why,
+        "reason": rollout.reason,
         "closed": rollout.closed,
-        "who": request.who,
-        "at": timestamp(request.at),
+        "requested_by": request.requested_by,
+        "requested_at": timestamp(request.requested_at),
         "notice_s": request.notice_s,
         "max_failures": rollout.max_failures,
         "hold": "" if rollout.closed else context.control.transactions.hold_reason,

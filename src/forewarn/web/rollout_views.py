@@ -14,13 +14,13 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     impact: str  # update (freezes VMs), migrate or reboot
     hosts: tuple[str, ...]  # names; (): it covers something else
     scope: str  # an id; "": it covers something else
-    title_of_scope: str  # such as `availability set web`, or `VMs with the tag app=web`; "" if it covers hosts
+    scope_title: str  # such as `availability set web`, or `VMs with the tag app=web`; "" if it covers hosts
     progress: str  # running, paused, stopped (by failures, or no window is left), aborted (by a user) or completed
     state: str  # that of any request: in progress, succeeded, failed or canceled
-    why: str  # why it ended, or paused itself; "": neither, or it completed without failures
+    reason: str  # why it ended, or paused itself; "": neither, or it completed without failures
     closed: bool  # nothing is left to publish, withdraw or wait for
-    who: str  # the name of who requested it
-    at: Timestamp  # when it was requested, in lab time
+    requested_by: str  # the name of who requested it
+    requested_at: Timestamp  # when it was requested, in lab time
     notice_s: float  # of its events, in lab time
     max_failures: int  # 0: failures never stop it
     hold: str  # why all rollouts are on hold; "": they are not, or it has ended

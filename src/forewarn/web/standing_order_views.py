@@ -41,8 +41,8 @@ class NewStandingOrder(StrictBody, frozen=True, kw_only=True):
         return StandingOrder(
             within_s=self.within_s,
             impact=self.impact,
-            who=who,
-            at=at,
+            set_by=who,
+            set_at=at,
             notice_s=self.notice_s,
             calendar=calendar,
             at_once=self.at_once,
@@ -76,13 +76,13 @@ class StandingOrderView(BaseView, frozen=True, kw_only=True):
     notice_s: float = 0  # of its events, in lab time
     windows: str = ""  # when its events may start without an approval, for people; "": at any time
     at_once: int = 0  # how many hosts are visited at a time
-    who: str = ""  # the name of who set it
-    at: Timestamp | None = None  # when it was set, in lab time
+    set_by: str = ""  # the name of who set it
+    set_at: Timestamp | None = None  # when it was set, in lab time
     total: int = 0  # hosts of the fleet
     visited: int = 0  # hosts whose last visit with its impact is not longer ago than the interval
     late: int = 0  # hosts that are late
     hosts: tuple[HostVisitView, ...] = ()  # those that wait longest first; at most 1,000
-    under_way: int = 0  # hosts with a visit under way, also a paused one
+    in_progress: int = 0  # hosts with a visit under way, also a paused one
     problems: int = 0  # hosts whose last visit did not succeed
     warning: str = ""  # why not all hosts can be visited in time, with numbers; "": they can
 
@@ -105,13 +105,13 @@ def read_standing_order(context: RequestContext) -> StandingOrderView:
         notice_s=order.notice_s,
         windows=calendar_text(order.calendar) if order.calendar else "",
         at_once=order.at_once,
-        who=order.who,
-        at=timestamp(order.at),
+        set_by=order.set_by,
+        set_at=timestamp(order.set_at),
         total=len(names),
         visited=sum(order.visited_at(name) is not None and late_at(order, name) > now for name in names),
         late=sum(late_at(order, name) <= now for name in names),
         hosts=tuple(_visit_view(order, name, now) for name in names[:_MAX_SHOWN_HOSTS]),
-        under_way=sum(bool(order.visit(name).request_id) for name in names),
+        in_progress=sum(bool(order.visit(name).request_id) for name in names),
         problems=sum(bool(order.visit(name).problem) for name in names),
         warning=context.control.standing_order.warning(),
     )

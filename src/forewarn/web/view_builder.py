@@ -87,12 +87,12 @@ class ViewBuilder:
             host=event.host,
             update_domain=event.update_domain,
             request_id=event.request_id,
-            who=event.who,
+            requested_by=event.requested_by,
             description=row.description,
             duration_s=row.duration_s,
             waits_for=WaitView(reason=wait.reason, text=wait.text, until=timestamp(wait.until)) if wait else None,
             acts=tuple(self._act(act) for act in event.acts),
-            given_at=timestamp(
+            delivered_at=timestamp(
                 min((delivery.at for delivery in self._store.deliveries(event_id=event.id)), default=None)
             ),
             replaces=event.replaces,
@@ -154,7 +154,7 @@ class ViewBuilder:
             location=vm.location,
             zone=vm.zone,
             scope=vm.scope_id,
-            title_of_scope=scope_title_of_vm(vm),
+            scope_title=scope_title_of_vm(vm),
             computer_name=vm.computer_name or vm.name,
             size=vm.size,
             os_type=vm.os_type,
@@ -242,7 +242,11 @@ class ViewBuilder:
 def request_view(request: MaintenanceRequest) -> RequestView:
     """Return the view of a request itself, with the names of its targets, but without its events or state."""
     return RequestView(
-        id=request.id, ask=request.ask, who=request.who, at=timestamp(request.at), targets=request.targets
+        id=request.id,
+        operation=request.operation,
+        requested_by=request.requested_by,
+        requested_at=timestamp(request.requested_at),
+        targets=request.targets,
     )
 
 

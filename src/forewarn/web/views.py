@@ -101,12 +101,12 @@ class EventView(BaseView, frozen=True, kw_only=True):
     host: str  # the host that the work is about; "": none
     update_domain: int  # of its first VM, and in general of all
     request_id: str  # of the request; of an event that a fault made, the id of the fault
-    who: str  # who requested it
+    requested_by: str  # who requested it
     description: str  # as documents show it
     duration_s: int  # of the interruption, as documents show it; -1: not known
     waits_for: WaitView | None  # None: it may start, has started or is over
     acts: tuple[ActView, ...]  # one per VM that it still affected when it started; () before
-    given_at: Timestamp | None  # when it was first delivered to a VM; None: not yet
+    delivered_at: Timestamp | None  # when it was first delivered to a VM; None: not yet
     replaces: tuple[str, ...]  # ids of the events it replaced
 
 
@@ -123,7 +123,7 @@ class VmView(BaseView, frozen=True, kw_only=True):
     location: str  # that of its host
     zone: str  # "": none
     scope: str  # the id of its scope
-    title_of_scope: str  # such as `availability set web`
+    scope_title: str  # such as `availability set web`
     computer_name: str  # its hostname
     size: str  # such as Standard_D2s_v5
     os_type: str  # Linux or Windows
@@ -175,16 +175,16 @@ class VmSupervisorView(BaseView, frozen=True, kw_only=True):
 
 
 class VmSupervisorsView(BaseView, frozen=True, kw_only=True):
-    """The connected supervisors (`keepers`), also of frozen and stopped namespace VMs, sorted by VM key."""
+    """The connected supervisors (`supervisors`), also of frozen and stopped namespace VMs, sorted by VM key."""
 
-    keepers: tuple[VmSupervisorView, ...]  # sorted by VM key
+    supervisors: tuple[VmSupervisorView, ...]  # sorted by VM key
 
 
 class VmWithEvents(VmView, frozen=True, kw_only=True):
-    """The fields of VmView, its live events and, of a namespace VM, its connected supervisor (`keeper`)."""
+    """The fields of VmView, its live events and, of a namespace VM, its connected supervisor (`supervisor`)."""
 
     events: tuple[EventView, ...]  # live, in order of publication
-    keeper: VmSupervisorView | None  # None: no supervisor of the VM is connected
+    supervisor: VmSupervisorView | None  # None: no supervisor of the VM is connected
 
 
 class FleetView(BaseView, frozen=True, kw_only=True):
@@ -249,9 +249,9 @@ class RequestView(BaseView, frozen=True, kw_only=True):
     """A maintenance request: the operation (`ask`), the names of its targets, who made it and when."""
 
     id: str  # a GUID in lower case
-    ask: str  # such as restart, rollout or fail
-    who: str  # the name of the caller
-    at: Timestamp  # lab time
+    operation: str  # such as restart, rollout or fail
+    requested_by: str  # the name of the caller
+    requested_at: Timestamp  # lab time
     targets: tuple[str, ...]  # names of VMs or hosts, or words for what a rollout covers
 
 
@@ -306,9 +306,9 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
 
     seq: int  # its number, which grows with every entry
     at: Timestamp  # lab time
-    what: str  # its kind, such as requested, published or started
+    kind: str  # its kind, such as requested, published or started
     text: str  # a sentence for people
-    who: str  # the name of the user or client, or of the service itself
+    actor: str  # the name of the user or client, or of the service itself
     scope_id: str  # of the scope that it is about; "": none or several
     event_id: str  # upper case; "": none or several
     request_id: str  # lower case; of an event that a fault made, the id of the fault; "": none
@@ -366,16 +366,18 @@ class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     id: str  # of its request
     vm: str  # the name of the VM whose scope it is shown to
     scope: str  # the id of that scope
-    who: str  # the name of who requested it
-    at: Timestamp  # when it was requested, in lab time like the times below
+    requested_by: str  # the name of who requested it
+    requested_at: Timestamp  # when it was requested, in lab time like the times below
     speed: float  # 2: twice as fast as recorded
     loops: int  # how often the recording is replayed in all
     loop: int  # the current loop, from 1; after the end the last one
     step: int  # steps of the current loop that were shown
     steps: int  # of one loop
-    shows: str  # a description of the document that the scope is shown; empty: its own
-    begun_at: Timestamp  # when the current loop began, or will
+    shown_document: str  # a description of the document that the scope is shown; empty: its own
+    loop_started_at: Timestamp  # when the current loop began, or will
     ends_at: Timestamp  # planned end of the last loop
-    ended: str | None  # finished, stopped (by a user), interrupted (a real event, or its VM was removed); None: it runs
+    outcome: (
+        str | None
+    )  # finished, stopped (by a user), interrupted (a real event, or its VM was removed); None: it runs
     ended_at: Timestamp | None  # None while it runs
     reason: str  # why it ended early, for people; "" otherwise

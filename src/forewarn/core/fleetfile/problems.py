@@ -13,13 +13,13 @@ class FleetFileProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """One problem of a fleet file, or of applying it: its line, what is wrong, and what to do instead."""
 
     line: int  # 0: the problem is in the running fleet, not in a line of the file
-    what: str  # a clause that says what is wrong
+    message: str  # a clause that says what is wrong
     remedy: str  # a clause that says what to write or do instead
 
     def sentence(self, source: str) -> str:
         """Return the problem in one line: `source:line: what: remedy`, where `source` is the file's name."""
         place = f"{source}:{self.line}: " if self.line else f"{source}: "
-        return f"{place}{self.what}: {self.remedy}"
+        return f"{place}{self.message}: {self.remedy}"
 
 
 class InvalidFleetFile(Rejected):
@@ -46,7 +46,7 @@ class ProblemCollector:
         key = (line, rule or what)
         if key not in self._reported:
             self._reported.add(key)
-            self._problems.append(FleetFileProblem(line=line, what=what, remedy=remedy))
+            self._problems.append(FleetFileProblem(line=line, message=what, remedy=remedy))
 
     @property
     def problems(self) -> tuple[FleetFileProblem, ...]:

@@ -24,7 +24,7 @@ from forewarn.hypervisor.process.connection import SupervisorConnection
 from forewarn.hypervisor.process.messages import SupervisorHello
 
 log = logging.getLogger(__name__)
-_RECORD_FILE = "keeper.json"
+_RECORD_FILE = "supervisor.json"
 RECONNECT_GRACE_S = 5.0  # real time; a supervisor tries to connect five times a second
 _POLL_INTERVAL_S = 0.1
 

@@ -29,7 +29,7 @@ _INTERVAL_S = 0.5
 _MAX_STARTS_PER_PASS = 8  # supervisors started in one pass
 _MAX_BACKOFF_S = 60.0
 _LOG_TAIL_BYTES = 1000
-_LOG_FILE = "keeper.log"
+_LOG_FILE = "supervisor.log"
 
 
 class _ProgramStore(Protocol):

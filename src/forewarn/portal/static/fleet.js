@@ -58,7 +58,7 @@ live.addEventListener("change", ({ detail }) => {
     changedVms.add(key);
   }
   if (isFirst && changedVms.size) requestAnimationFrame(showChangedVms);
-  if (found && detail.what.includes("fleet")) refetch();
+  if (found && detail.kinds.includes("fleet")) refetch();
 });
 
 live.addEventListener("counts", ({ detail }) => {

@@ -34,7 +34,7 @@ function showHold(html) {
   markSections((topic) => topic === "hold");
 }
 
-function topicsOf({ scopes, events, requests, hosts, vms, what }) {
+function topicsOf({ scopes, events, requests, hosts, vms, kinds }) {
   const topics = new Set(["all"]);
   const add = (kind, names) => names.forEach((name) => topics.add(`${kind}:${name}`));
   add("scope", scopes);
@@ -43,9 +43,9 @@ function topicsOf({ scopes, events, requests, hosts, vms, what }) {
   add("host", hosts);
   add("vm", vms.map(([key]) => key));
   if (requests.length) topics.add("requests");
-  if (hosts.length || what.includes("host")) topics.add("hosts");
-  if (what.includes("fault")) topics.add("faults");
-  if (vms.length || what.includes("fleet")) topics.add("fleet");
+  if (hosts.length || kinds.includes("host")) topics.add("hosts");
+  if (kinds.includes("fault")) topics.add("faults");
+  if (vms.length || kinds.includes("fleet")) topics.add("fleet");
   return topics;
 }
 
