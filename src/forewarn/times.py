@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 _LATEST = 253_402_300_799.0  # the last second of the year 9999
 _FORM = "2026-11-18T21:08:06Z"
+
+
+LabTime: TypeAlias = float  # POSIX seconds by the service's clock, which a lab can move
+RealSeconds: TypeAlias = float  # a duration in real time; other durations are in lab time
+
+if TYPE_CHECKING:
+
+    class RealTime:
+        """POSIX seconds by the wall clock: for mypy no number, so that it is never taken for lab time."""
+
+        def __init__(self, seconds: float) -> None: ...
+        def __float__(self) -> float: ...
+        def __add__(self, seconds: RealSeconds) -> RealTime: ...
+        @overload
+        def __sub__(self, other: RealTime) -> RealSeconds: ...
+        @overload
+        def __sub__(self, other: RealSeconds) -> RealTime: ...
+        def __sub__(self, other: RealTime | RealSeconds) -> RealTime | RealSeconds: ...
+        def __lt__(self, other: RealTime) -> bool: ...
+        def __le__(self, other: RealTime) -> bool: ...
+        def __gt__(self, other: RealTime) -> bool: ...
+        def __ge__(self, other: RealTime) -> bool: ...
+else:
+    RealTime = float
 
 
 class Timestamp(float):

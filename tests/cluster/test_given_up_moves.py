@@ -22,6 +22,7 @@ from forewarn.core.request import RequestedOperation
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport
 from forewarn.store.memory import MemoryStore
+from forewarn.times import RealTime
 from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support.cluster_world import ClusterWorld, run_cluster
 from tests.support.memory_bus import decode_order
@@ -112,7 +113,7 @@ class Walk:
             is_confirmed_down=lambda host: self.hosts[host].is_confirmed,
             silence_text=lambda host: f"waits for {host}",
             host_scopes=lambda host, vm: (),
-            real_time=asyncio.get_running_loop().time,
+            real_time=lambda: RealTime(asyncio.get_running_loop().time()),
             failed_moves=lambda act: tuple(self.failed),
             settlements=self.settlements(lambda: self.store),
         )

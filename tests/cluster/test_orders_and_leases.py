@@ -30,6 +30,7 @@ from forewarn.core.request import RequestedOperation
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.moves import MoveHandover, MoveRelease, StepReport
 from forewarn.store.memory import MemoryStore
+from forewarn.times import RealTime
 from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support.cluster_world import ChangingTerm, ClusterWorld, run_cluster
 from tests.support.world import a_host, a_vm
@@ -76,7 +77,7 @@ def perform(act: Act, bus: RecordingBus, is_held: Callable[[], bool]) -> ActDone
             is_confirmed_down=lambda host: False,
             silence_text=lambda host: f"waits for the node of host {host}",
             host_scopes=lambda host, vm: (),
-            real_time=asyncio.get_running_loop().time,
+            real_time=lambda: RealTime(asyncio.get_running_loop().time()),
             failed_moves=lambda act: (),
             settlements=MoveSettlements(MemoryStore),
         )

@@ -15,6 +15,7 @@ from forewarn.core.request import RequestedOperation
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.moves import MoveStep, StepReport
 from forewarn.store.memory import MemoryStore
+from forewarn.times import RealTime
 from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support import cluster_world
 from tests.support.cluster_world import ChangingTerm, ClusterWorld, run_cluster
@@ -92,7 +93,7 @@ def test_the_result_of_a_slow_fence_command_counts() -> None:
             is_confirmed_down=lambda host: False,
             silence_text=lambda host: f"waits for the node of host {host}",
             host_scopes=lambda host, vm: (),
-            real_time=loop.time,
+            real_time=lambda: RealTime(loop.time()),
             failed_moves=lambda act: (),
             settlements=MoveSettlements(MemoryStore),
         )

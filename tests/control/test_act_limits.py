@@ -19,6 +19,7 @@ from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.core.fleet import PowerState
 from forewarn.core.request import RequestedOperation
 from forewarn.hypervisor.interface import ActDone
+from forewarn.times import RealTime
 from tests.support.hanging_hypervisor import HangingHostHypervisor
 from tests.support.world import World, a_host, a_vm
 
@@ -71,7 +72,7 @@ def an_event(acts: Sequence[Act]) -> Event:
 
 
 def an_executor(hypervisor: HangingHypervisor, limits: ActLimits, acts: Sequence[Act]) -> ActExecutor:
-    clock = LabClock(ClockSetting(lab_at=0.0, real_at=0.0, speed=0.0), real=lambda: 0.0)
+    clock = LabClock(ClockSetting(lab_at=0.0, real_at=RealTime(0.0), speed=0.0), real=lambda: RealTime(0.0))
     executor = ActExecutor(hypervisor=hypervisor, clock=clock, wake=lambda: None, limits=limits)
     executor.add_acts(an_event(acts))
     return executor

@@ -19,6 +19,7 @@ from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, Ro
 from forewarn.hypervisor.interface import ActDone
 from forewarn.store.interface import LastPoll
 from forewarn.store.sqlite import SqliteStore
+from forewarn.times import RealTime
 from tests.support.world import World, a_host, a_vm
 
 DAY_S = 86400.0
@@ -56,7 +57,7 @@ def test_a_vm_whose_poll_is_held_counts_as_polling_while_the_clock_skips_days() 
     world.do(world.control.guests.enable_scope_of(vm.key))
     last_poll = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=world.now, version="2020-07-01", count=1)
     world.do(world.store.record_observations([last_poll], []))
-    world.clock.apply_setting(ClockSetting(lab_at=world.now + 299, real_at=0.0, speed=0.0))
+    world.clock.apply_setting(ClockSetting(lab_at=world.now + 299, real_at=RealTime(0.0), speed=0.0))
 
     world.advance(2 * DAY_S)
 

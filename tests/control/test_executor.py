@@ -13,6 +13,7 @@ from forewarn.control.executor import ActExecutor, ActRetryPolicy
 from forewarn.core.cause import Cause, Verb
 from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
+from forewarn.times import RealTime
 
 Answer = Callable[[Act], ActDone | ActUnderWay]
 
@@ -54,7 +55,7 @@ def an_executor(
     needs_failed_host: Callable[[Act], bool] = lambda act: False,
     may_act: Callable[[], bool] = lambda: True,
 ) -> ActExecutor:
-    clock = LabClock(ClockSetting(lab_at=0.0, real_at=0.0, speed=0.0), real=lambda: 0.0)
+    clock = LabClock(ClockSetting(lab_at=0.0, real_at=RealTime(0.0), speed=0.0), real=lambda: RealTime(0.0))
     return ActExecutor(
         hypervisor=hypervisor,
         clock=clock,

@@ -25,6 +25,7 @@ from forewarn.core.health import (
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.store.interface import Store
 from forewarn.store.memory import MemoryStore
+from forewarn.times import RealTime
 from tests.support.fake_prober import FakeProber
 
 T = TypeVar("T")
@@ -54,8 +55,8 @@ class SlowFigures:
     def __init__(self, store: SlowStore, real_time: list[float]) -> None:
         self.store, self._real_time = store, real_time
         self.prober = FakeProber()
-        setting = ClockSetting(lab_at=NOON, real_at=0.0)
-        clock = LabClock(setting, real=lambda: real_time[0])
+        setting = ClockSetting(lab_at=NOON, real_at=RealTime(0.0))
+        clock = LabClock(setting, real=lambda: RealTime(real_time[0]))
         self.service = HealthCheckService(store=store, clock=clock, prober=self.prober, wake=lambda: None)
         store.subscribe(self.service.on_commit)
 
@@ -148,7 +149,7 @@ class Rollouts:
 
     def __init__(self) -> None:
         self.store, self.prober, self.wakes = MemoryStore(), HangingProber(), 0
-        clock = LabClock(ClockSetting(lab_at=NOON, real_at=0.0, speed=0.0), real=lambda: 0.0)
+        clock = LabClock(ClockSetting(lab_at=NOON, real_at=RealTime(0.0), speed=0.0), real=lambda: RealTime(0.0))
         self.service = HealthCheckService(store=self.store, clock=clock, prober=self.prober, wake=self.wake)
         self.store.subscribe(self.service.on_commit)
 

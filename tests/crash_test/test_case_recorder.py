@@ -13,10 +13,11 @@ from forewarn.crash_test.timeline import (
     Probe,
     ProbeAnswered,
 )
+from forewarn.times import RealTime
 
 
 def stopped_clock() -> LabClock:
-    return LabClock(ClockSetting(lab_at=1000.0, real_at=0.0, speed=0.0), real=lambda: 0.0)
+    return LabClock(ClockSetting(lab_at=1000.0, real_at=RealTime(0.0), speed=0.0), real=lambda: RealTime(0.0))
 
 
 def poll(at: float, by: Poller = Poller.HANDLER) -> Polled:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from forewarn.clock import ClockSetting, LabClock
-from forewarn.times import parse_time
+from forewarn.times import RealTime, parse_time
 from tests.support.service_process import HttpAnswer, ServiceProcess, eventually, free_port, run_forewarn
 
 FLEET = """
@@ -104,7 +104,7 @@ def test_a_notice_ends_on_a_fast_clock(service: ServiceProcess, ask: Ask) -> Non
 def test_a_jump_to_a_time_that_has_passed_meanwhile_is_a_jump_to_now() -> None:
     """Spec §12: the clock runs between choosing a wake-up and jumping to it, and never moves back."""
     real = itertools.count(1000.0, 0.5)
-    clock = LabClock(ClockSetting(lab_at=5000.0, real_at=1000.0), real=lambda: next(real))
+    clock = LabClock(ClockSetting(lab_at=5000.0, real_at=RealTime(1000.0)), real=lambda: RealTime(next(real)))
     chosen = clock.now()
     assert clock.setting_after_jump(chosen).lab_at == chosen + 0.5
 

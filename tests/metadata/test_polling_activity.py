@@ -20,6 +20,7 @@ from forewarn.protocol.document import Document
 from forewarn.protocol.http_message import HttpRequest
 from forewarn.protocol.instance import InstanceFacts
 from forewarn.store.interface import LastPoll
+from forewarn.times import RealTime
 from tests.metadata.conftest import MakeRequest, RunScenario, World
 
 NEWEST = "2020-07-01"
@@ -74,16 +75,16 @@ def near(seconds: float) -> Any:
 def test_after_a_restart_the_last_poll_is_as_old_in_real_time_as_it_is(time: Time, by_worker: bool) -> None:
     """Spec §12: neither the start of the service nor the lab's clock changes how long ago a VM polled."""
     wall = Time()
-    before = GuestObservations(real_time=time, wall_time=wall)
+    before = GuestObservations(real_time=time, wall_time=lambda: RealTime(wall()))
     if by_worker:
-        worker = GuestObservations(real_time=time, wall_time=lambda: 5.0)  # its clock is wrong
+        worker = GuestObservations(real_time=time, wall_time=lambda: RealTime(5.0))  # its clock is wrong
         worker.record_poll(view(), NEWEST, 1.0)
         before.merge_increments(*worker.take_increments())
     else:
         before.record_poll(view(), NEWEST, 1.0, wait_s=10)
     polls, _ = before.take_batch()
     time.now, wall.now = 7.0, wall.now + 3600  # the monotonic clock of another boot
-    after = GuestObservations(real_time=time, wall_time=wall)
+    after = GuestObservations(real_time=time, wall_time=lambda: RealTime(wall()))
     after.restore_counts(polls)
     time.now += 30
     held_s = 0 if by_worker else 10

@@ -24,6 +24,7 @@ from forewarn.metadata.interface import ResetConnection
 from forewarn.protocol.document import NoticeStatus
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.http_message import HttpResponse
+from forewarn.times import RealTime
 from tests.metadata.conftest import MakeNotice, notice
 from tests.support.in_memory_transport import InMemoryTransport
 from tests.support.metadata_backend import FakeMetadataBackend, tag_of
@@ -370,7 +371,8 @@ def test_the_date_of_cached_responses_is_right_at_any_speed_of_the_lab_clock(not
 
     async def scenario() -> None:
         clock = LabClock(
-            ClockSetting(lab_at=1_474_309_787.0, real_at=1_700_000_000.0, speed=60), real=lambda: next(real)
+            ClockSetting(lab_at=1_474_309_787.0, real_at=RealTime(1_700_000_000.0), speed=60),
+            real=lambda: RealTime(next(real)),
         )
         subject = ServerUnderTest(notice, use_response_cache=True, limits=Limits())
         subject.backend.now = clock.now  # type: ignore[method-assign]

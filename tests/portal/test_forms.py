@@ -18,6 +18,7 @@ from forewarn.core.decision import Policy
 from forewarn.portal.form_catalog import FORMS
 from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
+from forewarn.times import RealTime
 from tests.portal.conftest import PortalUser
 from tests.portal.form_helpers import (
     EVIL,
@@ -181,7 +182,7 @@ def on_real_time() -> Any:
     world = World(vms=[a_vm("db")], hosts=[a_host("h1")])
 
     async def build() -> ControlPlane:
-        outside = ControlInputs(new_id=lambda: next(world.ids), real_time=lambda: 0.0)
+        outside = ControlInputs(new_id=lambda: next(world.ids), real_time=lambda: RealTime(0.0))
         return ControlPlane(store=MemoryStore(), clock=SystemClock(), hypervisor=world.hypervisor, inputs=outside)
 
     world.do(world.control.close())

@@ -36,6 +36,7 @@ from forewarn.store.interface import LastPoll, Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 from forewarn.store.writer_thread import WriterThread
+from forewarn.times import RealTime
 from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 from tests.simulation.network import PipeTransport
 from tests.simulation.process import SimulatedProcess
@@ -215,8 +216,8 @@ class SimulatedService:
         inner = await self._open_store()
         self.crashing_store = CrashingStore(inner, process, self._chance)
         self.store = cast(Store, self.crashing_store)
-        start = ClockSetting(lab_at=NOON, real_at=START_TIME, speed=1.0)
-        clock = LabClock(load_clock_setting(self.store) or start, real=loop.time)
+        start = ClockSetting(lab_at=NOON, real_at=RealTime(START_TIME), speed=1.0)
+        clock = LabClock(load_clock_setting(self.store) or start, real=lambda: RealTime(loop.time()))
         self._hypervisor = CrashingHypervisor(
             self.ledger, self.behaviour, process=process, chance=self._chance, on_perform=self._on_perform
         )
@@ -224,7 +225,9 @@ class SimulatedService:
             store=self.store,
             clock=clock,
             hypervisor=self._hypervisor,
-            inputs=ControlInputs(new_id=self._new_id, polls=self.store.last_polls, real_time=loop.time),
+            inputs=ControlInputs(
+                new_id=self._new_id, polls=self.store.last_polls, real_time=lambda: RealTime(loop.time())
+            ),
             policy=self._policy,
         )
         self._on_open(self.store, clock.now())

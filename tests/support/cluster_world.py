@@ -33,6 +33,7 @@ from forewarn.metadata import MetadataServer
 from forewarn.metadata.identity import Caller
 from forewarn.metadata.listeners import ListenerSpec
 from forewarn.store.memory import MemoryStore
+from forewarn.times import RealTime
 from forewarn.workers.frontend import FrontendConfig
 from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 from tests.simulation.virtual_loop import START_TIME, VirtualTimeLoop
@@ -71,7 +72,9 @@ class ControlNode:
             clock=world.clock,
             hypervisor=self.cluster.hypervisor,
             inputs=ControlInputs(
-                new_id=lambda: next(world.ids), polls=world.store.last_polls, real_time=world.loop.time
+                new_id=lambda: next(world.ids),
+                polls=world.store.last_polls,
+                real_time=lambda: RealTime(world.loop.time()),
             ),
             policy=LAB_POLICY,
         )
@@ -174,7 +177,9 @@ class ClusterWorld:
     def __init__(self, chance: Random) -> None:
         self.loop = asyncio.get_running_loop()
         self.broker = MemoryBroker(chance)
-        self.clock = LabClock(ClockSetting(lab_at=NOON, real_at=START_TIME), real=self.loop.time)
+        self.clock = LabClock(
+            ClockSetting(lab_at=NOON, real_at=RealTime(START_TIME)), real=lambda: RealTime(self.loop.time())
+        )
         self.store = MemoryStore()
         self.ids = sequential_ids()
         self.term = ChangingTerm()

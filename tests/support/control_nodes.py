@@ -29,6 +29,7 @@ from forewarn.service.control_node import NodeTiming
 from forewarn.service.node_wiring import ControlNodeProcess, running_control_node
 from forewarn.service.settings import Settings, load_settings
 from forewarn.store.following import build_copy
+from forewarn.times import RealTime
 from tests.support.memory_record import MemoryRecordServer
 from tests.support.service_process import free_port
 
@@ -118,7 +119,7 @@ class MemoryCluster:
             open_record=lambda url: self.server.connect(),
             end=partial(self._end, name),
             timing=NodeTiming(follow_s=0.02, describe_s=0.05),
-            real_time=real_time or self.now,
+            real_time=lambda: RealTime((real_time or self.now)()),
         )
         process = await stack.enter_async_context(node)
         self._stacks[name] = stack

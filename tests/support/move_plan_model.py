@@ -24,6 +24,7 @@ from forewarn.cluster.move_plan import (
 from forewarn.core.event import Act
 from forewarn.hypervisor.interface import ActDone
 from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport
+from forewarn.times import RealTime
 
 STOPPED = MoveRelease.STOPPED
 _DESTINATION_STEPS = (MoveStep.PREPARE, MoveStep.ACTIVATE, MoveStep.UNDO, MoveStep.FENCE)
@@ -144,7 +145,7 @@ class MovePlanModel:
             yield state._replace(late=(step, release), faults=state.faults + 1)
         for may_fence in (False, True):
             progress = self._progress(state.known)
-            progress.clean_up_since = 0.0
+            progress.clean_up_since = RealTime(0.0)
             answer = self._after_silence(
                 progress,
                 following,

@@ -37,6 +37,7 @@ from forewarn.protocol.codec import encode_document
 from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.store.interface import Store
 from forewarn.store.memory import MemoryStore
+from forewarn.times import RealTime
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp()
 LAB_POLICY = Policy(enablement=EnablementMode.ALWAYS)
@@ -95,7 +96,7 @@ class World:
         self.hypervisor = hypervisor or SimulatedHypervisor(EffectLedger.open(None))
         self.ledger = self.hypervisor.ledger
         self.store: Store = store or MemoryStore()
-        self.clock = LabClock(ClockSetting(lab_at=now, real_at=0.0, speed=0.0), real=lambda: 0.0)
+        self.clock = LabClock(ClockSetting(lab_at=now, real_at=RealTime(0.0), speed=0.0), real=lambda: RealTime(0.0))
         self.system_clock = system_clock  # of a world that is no lab; None: it has `clock`
         self.control = self.do(self._build())
         hosts, vms = tuple(hosts), tuple(vms)
@@ -110,7 +111,7 @@ class World:
             inputs=ControlInputs(
                 new_id=lambda: next(self.ids),
                 polls=self.store.last_polls,
-                real_time=lambda: 0.0,
+                real_time=lambda: RealTime(0.0),
                 http_client=HttpClient(local_targets=LocalTargets.LOOPBACK),
                 prober=self.prober,
             ),

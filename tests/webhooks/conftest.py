@@ -14,6 +14,7 @@ from forewarn.core.request import RequestedOperation
 from forewarn.core.webhook import WebhookSubscription
 from forewarn.http_client import HttpClient, HttpLimits, LocalTargets
 from forewarn.store import MemoryStore
+from forewarn.times import RealTime
 from forewarn.webhooks import WebhookDispatcher
 from tests.support.fake_prober import FakeProber
 from tests.support.webhook_receiver import WebhookReceiver
@@ -61,7 +62,7 @@ class DeliveryWorld:
             client=HttpClient(local_targets=LocalTargets.LOOPBACK),
             now=lambda: self.world.now,
             limits=HttpLimits(timeout_s=5.0, body_timeout_s=0.2),
-            real_time=lambda: self.real_now,
+            real_time=lambda: RealTime(self.real_now),
             sleep=self.retry_sleep,
             random=lambda: 0.0,
         )

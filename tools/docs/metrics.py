@@ -27,6 +27,7 @@ from forewarn.metrics.node_metrics import HostNodesCollector, NodeMetrics
 from forewarn.metrics.registry import WorkerMetrics, render_text
 from forewarn.metrics.service_metrics import ServiceMetrics
 from forewarn.store.memory import MemoryStore
+from forewarn.times import RealTime
 from forewarn.web.directory import FleetDirectory
 from forewarn.web.polling_report import polling_report
 
@@ -65,11 +66,14 @@ def with_metrics(page: str) -> str:
 
 async def _service_families() -> list[Metric]:
     """The metrics of a service with one worker and an empty fleet."""
-    store, clock = MemoryStore(), LabClock(ClockSetting(lab_at=0.0, real_at=0.0, speed=0.0), real=lambda: 0.0)
+    store, clock = (
+        MemoryStore(),
+        LabClock(ClockSetting(lab_at=0.0, real_at=RealTime(0.0), speed=0.0), real=lambda: RealTime(0.0)),
+    )
     inputs = ControlInputs(
         new_id=lambda: "",
         polls=store.last_polls,
-        real_time=lambda: 0.0,
+        real_time=lambda: RealTime(0.0),
         http_client=HttpClient(local_targets=LocalTargets.NONE),
     )
     hypervisor = SimulatedHypervisor(EffectLedger.open(None))

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from forewarn.clock import read_real_time
+from forewarn.clock import real_now
 from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.host_projection import host_id
 from forewarn.cluster.host_streams import ActiveTerm, HostStreams, OnlyService
@@ -130,7 +130,7 @@ class ClusterControl:
             silence_text=self._silence_text,
             host_scopes=self._host_scopes,
             record=lambda: self._term.record,
-            real_time=read_real_time,
+            real_time=real_now,
             failed_moves=self._failed_moves,
             settlements=MoveSettlements(lambda: self._control.store),
             nodes=self._nodes,

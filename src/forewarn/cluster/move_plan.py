@@ -10,6 +10,7 @@ from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.hypervisor.interface import ActDone
 from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport
+from forewarn.times import RealTime
 
 CLEAN_UP_S = 60.0  # of real time: how long a move waits for a silent source to forget the VM
 _ON_SOURCE = (MoveStep.DESCRIBE, MoveStep.RELEASE, MoveStep.WITHDRAW, MoveStep.CLEAN_UP, MoveStep.RETURN)
@@ -40,7 +41,7 @@ class MoveProgress:
     act: Act  # the move, with the host that the VM is on now as its source
     reports: dict[MoveStep, StepReport] = field(default_factory=dict)  # of steps that are over
     given: MoveHandover = field(default_factory=MoveHandover)  # what the hosts have handed over so far
-    clean_up_since: float | None = None  # POSIX time of the first clean-up that got no answer; None: there was none
+    clean_up_since: RealTime | None = None  # of the first clean-up that got no answer; None: there was none
     lost_destination: str = ""  # why the destination cannot take the VM any more: it is down; "": it can
 
     @property
@@ -115,7 +116,7 @@ def after_silence(
     *,
     is_down: bool,
     may_fence: bool,
-    real_now: float,
+    real_now: RealTime,
     is_destination_down: bool = False,
 ) -> StepOrder | StepWait | ActDone:
     """Return what a move does next if the node that got `order` does not answer: a step, a wait or its end.

@@ -40,6 +40,7 @@ from forewarn.core.observation import HostObservation
 from forewarn.errors import Rejected, Unavailable
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport, is_move
+from forewarn.times import RealTime
 
 log = logging.getLogger(__name__)
 _ORDER_S = 3.0  # real time: how long one order is repeated
@@ -61,7 +62,7 @@ class ClusterView:
     silence_text: Callable[[str], str]  # for people, such as `waits for the node of host h7, silent for 40 s`
     host_scopes: Callable[[str, str], tuple[HostScope, ...]]  # by host key and VM key: what the host needs, encoded
     record: Callable[[], RecordPosition] = RecordPosition  # which has those
-    real_time: Callable[[], float]  # in POSIX seconds
+    real_time: Callable[[], RealTime]
     failed_moves: Callable[[Act], Iterable[Act]]  # those of the act's VM since it last changed hosts, oldest first
     settlements: MoveSettlements  # what is stored about failed moves
     nodes: Callable[[], Iterable[JoinedNode]] = tuple  # those that have joined, with their last reports
@@ -82,7 +83,7 @@ class RemoteHypervisor:
         self._bus, self._subjects, self._view = bus, subjects, view
         self._moves: dict[str, MoveProgress] = {}  # by act id; those under way, after failed ones were settled
         self._fencing: dict[str, StepOrder] = {}  # by act id; fence commands that run on the destination
-        self._fenced_at: dict[str, float] = {}  # host → real time of the last attempt
+        self._fenced_at: dict[str, RealTime] = {}  # host → the last attempt
         self._reported = ReportedHosts(bus, subjects, view.nodes)
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
@@ -289,7 +290,8 @@ class RemoteHypervisor:
         is_destination_down = self._view.is_confirmed_down(progress.act.to_host)
         if order.step is MoveStep.FENCE and not is_destination_down:
             return StepWait(text, order.host)
-        may_fence = real_now - self._fenced_at.get(source, -_FENCE_INTERVAL_S) >= _FENCE_INTERVAL_S
+        fenced_at = self._fenced_at.get(source)
+        may_fence = fenced_at is None or real_now - fenced_at >= _FENCE_INTERVAL_S
         following = after_silence(
             progress,
             order,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from forewarn.clock import Clock, read_real_time
+from forewarn.clock import Clock, real_now
 from forewarn.control.access import AccessService
 from forewarn.control.act_limits import ActLimits
 from forewarn.control.budgets import BudgetService
@@ -38,6 +38,7 @@ from forewarn.hypervisor.capacity import destination_hints
 from forewarn.hypervisor.interface import Hypervisor
 from forewarn.hypervisor.verb_support import VerbSupport
 from forewarn.store.interface import AppliedCommit, LastPoll, Store
+from forewarn.times import RealTime
 from forewarn.webhooks import WebhookDispatcher
 
 
@@ -48,7 +49,7 @@ class ControlInputs:
     new_id: Callable[[], str]  # returns a new GUID, in upper case, at each call
     polls: Callable[[], list[LastPoll]] = field(default=list)  # returns the latest poll of each VM; default: no polls
     lab_addresses: bool = False  # give each VM an address on the loopback network, by which a lab knows it
-    real_time: Callable[[], float] = read_real_time  # in seconds since 1970, for transport faults and webhooks
+    real_time: Callable[[], RealTime] = real_now  # for transport faults and webhooks
     http_client: HttpClient = field(default_factory=HttpClient)  # for webhooks and health checks
     allow_command_checks: bool = False  # health checks of rollouts may run commands; without effect on a given `prober`
     prober: HealthProber | None = None  # performs health checks; None: a new one with `http_client`

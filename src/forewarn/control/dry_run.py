@@ -37,6 +37,7 @@ from forewarn.hypervisor.simulated import SimulatedHypervisor
 from forewarn.hypervisor.verb_support import VerbSupport
 from forewarn.store.interface import BUDGETS_NAME, LastPoll, Store
 from forewarn.store.memory import MemoryStore
+from forewarn.times import RealTime
 
 MAX_SIMULATED_VMS = 2_000  # a request for more VMs is not simulated to its end
 MAX_COPIED_VMS = 20_000  # VMs of all scopes that are copied; for more, DryRunTooLarge
@@ -138,7 +139,7 @@ class _StoreSnapshot:
     saved: dict[str, bytes]  # saved values by name: faults and budgets
     outside: OutsideCounts  # the VMs that budgets count and that are not copied
     now: float
-    real_now: float
+    real_now: RealTime
     policy: Policy
     resumed_at: float | None
     verbs: VerbSupport  # of the real hypervisor
@@ -276,7 +277,7 @@ async def _simulate(snapshot: _StoreSnapshot, action: RequestAction, vms: int, a
         await hypervisor.perform(act, since)
     control = ControlPlane(
         store=store,
-        clock=LabClock(ClockSetting(lab_at=snapshot.now, real_at=0.0, speed=0.0), real=lambda: 0.0),
+        clock=LabClock(ClockSetting(lab_at=snapshot.now, real_at=RealTime(0.0), speed=0.0), real=lambda: RealTime(0.0)),
         hypervisor=hypervisor,
         inputs=ControlInputs(new_id=_placeholder_ids(), polls=store.last_polls, real_time=lambda: snapshot.real_now),
         policy=snapshot.policy,

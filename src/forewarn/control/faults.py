@@ -29,6 +29,7 @@ from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.duration import exact_duration_text
 from forewarn.errors import Refused, Remedy
+from forewarn.times import RealTime
 
 _MAX_FAULTS = 1000
 _MAX_COUNTED_VMS = 100  # VMs for which one fault counts its hits separately
@@ -67,7 +68,7 @@ class FaultService:
         transactions: ScopeTransactions,
         registry: FaultRegistry,
         new_id: Callable[[], str],
-        real_time: Callable[[], float],
+        real_time: Callable[[], RealTime],
     ) -> None:
         self._transactions = transactions
         self._store = transactions.store
@@ -80,7 +81,7 @@ class FaultService:
         """The active faults and storms, oldest first; `touched` of each fault counts what it affected so far."""
         return self._registry.active
 
-    def real_time(self) -> float:
+    def real_time(self) -> RealTime:
         """Return the real time in seconds since 1970, by which transport faults expire."""
         return self._real_time()
 
@@ -204,7 +205,7 @@ class FaultService:
         return HistoryEntry(at=self._now(), kind=EntryKind.FAULT, actor=who, text=text)
 
     def _clock_time(self, category: FaultCategory) -> float:
-        return self._real_time() if category is FaultCategory.TRANSPORT else self._now()
+        return float(self._real_time()) if category is FaultCategory.TRANSPORT else self._now()
 
     def _now(self) -> float:
         return self._transactions.clock.now()

@@ -45,6 +45,7 @@ from forewarn.lab import requests as lab_requests
 from forewarn.lab.requests import RequestedNotice, find_vm
 from forewarn.lab.service import TEST_ACTOR, LabService, open_lab_service
 from forewarn.protocol.exchange import EndpointRules
+from forewarn.times import RealTime
 
 RESTART_AFTER_EXIT_S = 1.0  # real time after which a one-shot handler is started again
 SETTLE_S = 2.0  # for how long an event is still listed after it was carried out, by the service's clock
@@ -238,7 +239,7 @@ async def open_live_stage(setup: StageSetup) -> AsyncIterator[LiveStage]:
     """Start the lab, the proxies, the reference poller and the handlers, for the time of a block."""
     # Call `LiveStage.finish` in the block: what happens while the stage closes does not belong to the timeline.
     real = read_real_time()
-    clock = LabClock(ClockSetting(lab_at=real + setup.clock_offset_s, real_at=real, speed=setup.speed))
+    clock = LabClock(ClockSetting(lab_at=real + setup.clock_offset_s, real_at=RealTime(real), speed=setup.speed))
     recorder = CaseRecorder(clock)
     restart_s = RESTART_AFTER_EXIT_S if setup.is_one_shot else None
     handlers = {

@@ -25,6 +25,7 @@ from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHyperviso
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.service.maintenance_jobs import write_observation_batches
 from forewarn.store.memory import MemoryStore
+from forewarn.times import RealTime
 from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 
 _DRAIN_S = 1.0  # real time, for requests in progress when the lab closes
@@ -86,7 +87,8 @@ async def open_lab_service(
         stack.push_async_callback(hypervisor.close)
         control = ControlPlane(
             store=store,
-            clock=running_clock or LabClock(ClockSetting(lab_at=at, real_at=0.0, speed=0.0), real=lambda: 0.0),
+            clock=running_clock
+            or LabClock(ClockSetting(lab_at=at, real_at=RealTime(0.0), speed=0.0), real=lambda: RealTime(0.0)),
             hypervisor=hypervisor,
             inputs=ControlInputs(new_id=_new_guid, polls=store.last_polls, lab_addresses=True),
             policy=policy,

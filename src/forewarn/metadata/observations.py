@@ -16,7 +16,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from forewarn.clock import read_real_time
+from forewarn.clock import real_now
 from forewarn.core.event import EventState
 from forewarn.core.history import EventDelivery
 from forewarn.explain.polling import PollingPace
@@ -24,6 +24,7 @@ from forewarn.metadata.interface import GuestView
 from forewarn.protocol import document as wire
 from forewarn.protocol.versions import version_lists_kind
 from forewarn.store.interface import LastPoll
+from forewarn.times import RealTime
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class GuestObservations:
         max_deliveries: int = _MAX_WAITING_DELIVERIES,
         max_vms: int = _MAX_OBSERVED_VMS,
         real_time: Callable[[], float] = time.monotonic,
-        wall_time: Callable[[], float] = read_real_time,
+        wall_time: Callable[[], RealTime] = real_now,
     ) -> None:
         self._max_deliveries, self._max_vms, self._real_time = max_deliveries, max_vms, real_time
         self._wall_time = wall_time  # POSIX seconds, which mean the same after a restart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from forewarn.clock import read_real_time
+from forewarn.clock import real_now
 from forewarn.core.faults import Fault
 from forewarn.metadata.accept_loop import AcceptLoop
 from forewarn.metadata.connection import MetadataConnection
@@ -22,6 +22,7 @@ from forewarn.metadata.response_writer import ResponseWriter
 from forewarn.metadata.server_state import ServerState
 from forewarn.metadata.transport_faults import FaultTable
 from forewarn.protocol.exchange import EndpointRules
+from forewarn.times import RealTime
 
 
 class MetadataServer:
@@ -42,7 +43,7 @@ class MetadataServer:
         imds_headers: bool = False,
         use_response_cache: bool = True,
         fault_quota: FaultQuota | None = None,
-        real_time: Callable[[], float] = read_real_time,
+        real_time: Callable[[], RealTime] = real_now,
     ) -> None:
         limits = limits or Limits()
         self.observations = GuestObservations(wall_time=real_time)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from forewarn.clock import read_real_time
+from forewarn.clock import real_now
 from forewarn.core.faults import Fault, FaultCategory, FaultHits, FaultKind
 from forewarn.metadata.fault_quota import FaultQuota, LocalFaultQuota
 from forewarn.metadata.interface import GuestView, ResetConnection
@@ -22,6 +22,7 @@ from forewarn.protocol.exchange import ApprovalRequest, EndpointRules, PollReque
 from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpRequest, HttpResponse
 from forewarn.protocol.responses import too_many_requests, version_not_found
 from forewarn.protocol.versions import UnknownVersionPolicy
+from forewarn.times import RealTime
 
 GONE_RESPONSE = HttpResponse(status=410, headers=(JSON_CONTENT_TYPE,), body=b'{ "error": "Gone" }')
 UNAUTHORIZED_RESPONSE = HttpResponse(status=401, headers=(JSON_CONTENT_TYPE,), body=b'{ "error": "Unauthorized" }')
@@ -43,7 +44,7 @@ class FaultTable:
         stale_documents: StaleDocuments,
         *,
         now: Callable[[], float],
-        real_time: Callable[[], float] = read_real_time,
+        real_time: Callable[[], RealTime] = real_now,
         quota: FaultQuota | None = None,
     ) -> None:
         self.stale_documents = stale_documents
@@ -106,7 +107,7 @@ class FaultTable:
         # Asked at each use: it may have been cleared, or used up by another process.
         if fault.id not in self._active_since or not self._quota.has_remaining(fault):
             return False
-        return fault.until is None or self._real_time() < fault.until
+        return fault.until is None or self._real_time() < RealTime(fault.until)
 
     def consume(self, fault: Fault, vm: str) -> bool:
         """Count one request of the VM (its key) that the fault affects, add a hit, and return True."""

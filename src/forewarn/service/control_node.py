@@ -56,7 +56,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from forewarn import __version__
-from forewarn.clock import FlooredClock, read_real_time
+from forewarn.clock import FlooredClock, real_now
 from forewarn.control.control_plane import ControlPlane
 from forewarn.errors import Conflict, ForewarnError, Refused, Unavailable
 from forewarn.metrics.control_node_metrics import ControlNodeFigures
@@ -79,6 +79,7 @@ from forewarn.store.lease import HeldLease, LeaseState
 from forewarn.store.lost_commits import describe_loss
 from forewarn.store.record import LACKS_STANDBY, MustStop, NodeRow, SharedRecord
 from forewarn.store.replicated import ReplicatedStore
+from forewarn.times import RealTime
 
 log = logging.getLogger(__name__)
 MUST_START_AGAIN_EXIT = 4  # status of a process that was deposed: its supervisor starts it again
@@ -123,7 +124,7 @@ class ControlNode:
         *,
         end: Callable[[str], None] = end_process,
         timing: NodeTiming = NodeTiming(),
-        real_time: Callable[[], float] = read_real_time,
+        real_time: Callable[[], RealTime] = real_now,
     ) -> None:
         self.name, self.url = name, url
         self.role = NodeRole.STANDBY

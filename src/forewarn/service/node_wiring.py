@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from forewarn.auth.certificates import ca_certificate_path
 from forewarn.auth.forwarding_tokens import ForwardingTokens
 from forewarn.auth.tokens import SigningKey
-from forewarn.clock import read_real_time
+from forewarn.clock import read_real_time, real_now
 from forewarn.cluster.bus import Bus
 from forewarn.cluster.messages import RecordPosition
 from forewarn.control.control_plane import ControlPlane
@@ -48,6 +48,7 @@ from forewarn.service.wiring import (
     without_garbage_collection,
 )
 from forewarn.store.record import SharedRecord
+from forewarn.times import RealTime
 from forewarn.web.forwarding import ForwardedCallMiddleware, ForwardingApp
 from forewarn.web.node_views import nodes_view
 from forewarn.web.routing import API_PREFIX
@@ -108,7 +109,7 @@ class ControlNodeProcess:
         *,
         end: Callable[[str], None],
         timing: NodeTiming,
-        real_time: Callable[[], float],
+        real_time: Callable[[], RealTime],
         metrics_sockets: tuple[socket.socket, ...],
         secrets: SecretFiles,
         bus: Bus | None,
@@ -233,7 +234,7 @@ async def running_control_node(
     open_record: OpenRecord = open_postgres_record,
     end: Callable[[str], None] = end_process,
     timing: NodeTiming = NodeTiming(),
-    real_time: Callable[[], float] = read_real_time,
+    real_time: Callable[[], RealTime] = real_now,
 ) -> AsyncIterator[ControlNodeProcess]:
     """Start a control node, yield it once it is served, and stop it when the block is left.
 

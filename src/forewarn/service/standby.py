@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from forewarn.clock import read_real_time
+from forewarn.clock import real_now
 from forewarn.errors import ForewarnError, Refused
 from forewarn.service.cluster_secrets import FINGERPRINT_NAME, require_same_secrets
 from forewarn.store import sqlite_file
@@ -25,6 +25,7 @@ from forewarn.store.following import CopyFollower
 from forewarn.store.lost_commits import lost_commits_problem
 from forewarn.store.record import LEASE_S, LeaseRow, MustStop, RecordUnavailable, SharedRecord
 from forewarn.store.replicated import LeaseGuard, ReplicatedStore
+from forewarn.times import RealTime
 
 _COPY_RETRY_S = 1.0  # of real time, after the copy could not be written: to build it again is much work
 _READ_SAVED = "SELECT value FROM saved WHERE name = ?"
@@ -60,7 +61,7 @@ class Standby:
         *,
         name: str = "",
         fingerprint: str = "",
-        real_time: Callable[[], float] = read_real_time,
+        real_time: Callable[[], RealTime] = real_now,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lease: LeaseRow | None = None
@@ -101,9 +102,9 @@ class Standby:
         """Read how much space the disk of the copy has now, into `free_bytes`."""
         self.free_bytes = await asyncio.to_thread(_free_bytes, self._path)
 
-    def _note_lease(self, lease: LeaseRow, before: float) -> None:
+    def _note_lease(self, lease: LeaseRow, before: RealTime) -> None:
         self.lease = lease
-        self.clock_difference_s = _distance(lease.server_time, before, self._real_time())
+        self.clock_difference_s = _distance(RealTime(lease.server_time), before, self._real_time())
         now = self._monotonic()
         if lease.remaining_s > 0:
             self._alive_at, self._expires_at = now - (LEASE_S - lease.remaining_s), now + lease.remaining_s
@@ -152,14 +153,14 @@ class Standby:
         if self.lease is not None and self.lease.lost:
             return lost_commits_problem(self.lease.lost)
         renewal = self._renewal
-        if renewal is None or not renewal.is_recent_loss(self._real_time()):
+        if renewal is None or not renewal.is_recent_loss(float(self._real_time())):
             return ""
         return lost_commits_problem(renewal.reason)
 
     async def renew_epochs(self, taken: TakenLease, lost: str) -> TakenLease:
         """Give every scope of the record a new epoch under this lease; return the lease as it is then."""
         sent_at = self._monotonic()
-        renew = partial(self._record.renew_epochs, taken.lease, self._real_time(), lost, is_loss=True)
+        renew = partial(self._record.renew_epochs, taken.lease, float(self._real_time()), lost, is_loss=True)
         lease, epoch = await self._call(renew)
         self.lease = lease
         log.critical("every scope has the new epoch %d, because %s", epoch, lost)
@@ -223,7 +224,7 @@ def _free_bytes(path: Path) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def _distance(server_time: float, begin: float, end: float) -> float:
+def _distance(server_time: RealTime, begin: RealTime, end: RealTime) -> float:
     """Return how far our clock is ahead of the server's, which was read between `begin` and `end`."""
     if server_time < begin:
         return begin - server_time

@@ -18,6 +18,7 @@ from forewarn.core.maintenance_configuration import ConfigurationAssignment, Mai
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
+from forewarn.times import RealTime
 
 T = TypeVar("T")
 # Names of saved values that a store must know.
@@ -39,7 +40,7 @@ class LastPoll(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     agent: str = ""  # the client program, from its User-Agent
     wait_s: int = 0  # for how many seconds the server may hold the response; until then it counts as polling
     vm_id: str = ""  # tells VMs apart that had the same key one after the other; "": stored by an earlier release
-    real_at: float = 0.0  # real time, POSIX seconds, by the clock of the process that stores it; 0: not known
+    real_at: RealTime = RealTime(0)  # by the clock of the process that stores it; 0: not known
 
 
 class StoreCounts(NamedTuple):

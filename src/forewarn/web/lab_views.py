@@ -75,7 +75,7 @@ def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
     """
     if fault.until is None:
         return None
-    now = context.control.faults.real_time() if fault.category is FaultCategory.TRANSPORT else context.now()
+    now = float(context.control.faults.real_time()) if fault.category is FaultCategory.TRANSPORT else context.now()
     return max(0.0, fault.until - now)
 
 

@@ -8,10 +8,11 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from forewarn.clock import read_real_time
+from forewarn.clock import real_now
 from forewarn.core.webhook import WebhookSubscription
 from forewarn.errors import ForewarnError
 from forewarn.http_client import HttpClient, HttpLimits
+from forewarn.times import RealTime
 from forewarn.webhooks.message import WebhookStore, send_with
 from forewarn.webhooks.sender import DeliveryReport, SenderDependencies, WebhookSender
 from forewarn.webhooks.verification import ReceiverVerification
@@ -34,7 +35,7 @@ class WebhookDispatcher:
         client: HttpClient,
         now: Callable[[], float],
         limits: HttpLimits = HttpLimits(),
-        real_time: Callable[[], float] = read_real_time,
+        real_time: Callable[[], RealTime] = real_now,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         random: Callable[[], float] = random.random,
     ) -> None:
@@ -51,7 +52,7 @@ class WebhookDispatcher:
         self._client.require_allowed(url)
 
     @property
-    def real_time(self) -> Callable[[], float]:
+    def real_time(self) -> Callable[[], RealTime]:
         """The clock of deliveries, a function that returns real time (POSIX seconds), not lab time."""
         return self._dependencies.real_time
 

@@ -23,6 +23,7 @@ from forewarn.core.webhook import WebhookSchema, WebhookSubscription
 from forewarn.errors import Unavailable
 from forewarn.explain.notification import NotificationMessage, render_message
 from forewarn.http_client import HttpClient, HttpLimits, HttpRequestFailed
+from forewarn.times import RealTime
 
 
 class WebhookStore(Protocol):
@@ -94,7 +95,7 @@ _CONTENT_TYPES = {
 
 
 def build_request(
-    webhook: WebhookSubscription, message: NotificationMessage, now: float, *, aeg_type: str = "Notification"
+    webhook: WebhookSubscription, message: NotificationMessage, now: RealTime, *, aeg_type: str = "Notification"
 ) -> WebhookRequest:
     """Build the signed POST request that delivers a message in the webhook's schema. Sends nothing."""
     body = render_message(message, webhook.schema)
@@ -106,13 +107,13 @@ def build_request(
     )
 
 
-def signature_headers(secret: str, body: bytes, now: float) -> dict[str, str]:
+def signature_headers(secret: str, body: bytes, now: RealTime) -> dict[str, str]:
     """Return the headers, by name, that prove origin, integrity and age of a body; `now` is real time.
 
     X-Forewarn-Signature has `sha256=` and the hexadecimal HMAC-SHA256, with the secret as key, of the timestamp, a dot
     and the body.
     """
-    timestamp = str(int(now))
+    timestamp = str(int(float(now)))
     digest = hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256).hexdigest()
     return {
         "User-Agent": f"forewarn/{__version__}",

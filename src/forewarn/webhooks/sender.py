@@ -25,6 +25,7 @@ from forewarn.explain.notification import (
     notification_message,
 )
 from forewarn.explain.rollout_notification import may_notify_of_rollout, rollout_message
+from forewarn.times import RealTime
 from forewarn.webhooks.message import ReceiverUnreachable, SendRequest, WebhookResponse, WebhookStore, build_request
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class SenderDependencies:
 
     store: WebhookStore  # has the history and the cursors
     send: SendRequest  # sends one request, and raises ReceiverUnreachable
-    real_time: Callable[[], float]  # POSIX seconds
+    real_time: Callable[[], RealTime]  # POSIX seconds
     sleep: Callable[[float], Awaitable[None]]  # waits this many seconds of real time
     random: Callable[[], float]  # from 0 to 1
 
@@ -54,10 +55,10 @@ class SenderDependencies:
 class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
     """The delivery state of one webhook since its sender was created; times are real, in POSIX seconds."""
 
-    last_success_at: float | None = None  # when the receiver last accepted a message; None: none yet
+    last_success_at: RealTime | None = None  # when the receiver last accepted a message; None: none yet
     failures: int = 0  # tries that failed in a row, since the last success
     error: str = ""  # of the last failure, for people; "" after a success
-    next_try_at: float | None = None  # None: the last delivery succeeded, or there was none
+    next_try_at: RealTime | None = None  # None: the last delivery succeeded, or there was none
     pending: int = 0  # messages that wait for delivery, among the next 1000 history entries
     has_more: bool = False  # more than `pending` may be pending
 

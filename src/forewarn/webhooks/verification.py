@@ -15,6 +15,7 @@ import msgspec
 from forewarn.core.webhook import WebhookSchema, WebhookSubscription
 from forewarn.errors import Refused
 from forewarn.explain.notification import NotificationMessage
+from forewarn.times import RealTime
 from forewarn.webhooks.message import ReceiverUnreachable, SendRequest, WebhookRequest, build_request, signature_headers
 from forewarn.webhooks.sender import describe_refusal
 
@@ -41,7 +42,7 @@ class ValidationResponse(msgspec.Struct, frozen=True, kw_only=True):
 class ReceiverVerification:
     """Tests and validates receivers, with one request each and no retry; the webhook stays as it is."""
 
-    def __init__(self, *, send: SendRequest, now: Callable[[], float], real_time: Callable[[], float]) -> None:
+    def __init__(self, *, send: SendRequest, now: Callable[[], float], real_time: Callable[[], RealTime]) -> None:
         self._send = send
         self._now = now
         self._real_time = real_time

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forewarn.clock import Clock, read_real_time
+from forewarn.clock import Clock, real_now
 from forewarn.core.faults import Fault
 from forewarn.metadata import (
     CallerDirectory,
@@ -30,6 +30,7 @@ from forewarn.metadata import (
 from forewarn.metadata.request_counters import RequestTotals
 from forewarn.metadata.transport_faults import FaultTable
 from forewarn.protocol.exchange import EndpointRules
+from forewarn.times import RealTime
 from forewarn.workers import messages
 from forewarn.workers.network_listeners import NetworkListeners
 from forewarn.workers.pool import WorkerPool
@@ -66,7 +67,7 @@ class MetadataFrontend:
         *,
         callers: CallerDirectory,
         clock: Clock,
-        real_time: Callable[[], float] = read_real_time,
+        real_time: Callable[[], RealTime] = real_now,
         network_listeners: NetworkListeners | None = None,
     ) -> None:
         self.callers = callers
