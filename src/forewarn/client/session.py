@@ -41,7 +41,8 @@ from forewarn.protocol.document import Kind
 from forewarn.protocol.http_message import HttpRequest, HttpResponse
 from forewarn.protocol.versions import NEWEST_VERSION, VERSIONS, event_fields, is_version_date, version_lists_kind
 
-_NEEDED_KINDS = tuple(kind for kind in Kind if kind is not Kind.SPOT_REBALANCE)  # that one has no impact
+# Named one by one: a kind that only a newer version lists must not make the SDK refuse the versions that Azure serves.
+_NEEDED_KINDS = (Kind.FREEZE, Kind.REBOOT, Kind.REDEPLOY, Kind.PREEMPT, Kind.TERMINATE)
 # Never negotiate below this: older versions do not list evictions or deletions (spec §3).
 OLDEST_COMPLETE_VERSION = next(
     version for version in VERSIONS if all(version_lists_kind(version, kind) for kind in _NEEDED_KINDS)
