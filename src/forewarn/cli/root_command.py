@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import click
 
+from forewarn import __version__
 from forewarn.cli.api_client import InvalidFile, ServiceFailure, error_code
 from forewarn.cli.examples import add_examples
 from forewarn.cli.invocation import Invocation, data_option, json_option, remote_options
@@ -223,8 +224,6 @@ def _print_error(error: ForewarnError, output: Output) -> int:
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from forewarn import __version__  # looked up only here: it takes longer than most commands
-
     click.echo(f"forewarn {__version__}")
     ctx.exit()
 
