@@ -32,6 +32,7 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("GET", "/fleet"): lambda api: ("/fleet", None),
     ("POST", "/fleet/check"): lambda api: ("/fleet/check", {"text": FILE, "source": "f.toml"}),
     ("POST", "/fleet/apply"): lambda api: ("/fleet/apply", {"text": FILE, "source": "f.toml", "dry_run": True}),
+    ("POST", "/fleet/apply/preview"): lambda api: ("/fleet/apply/preview", {"text": FILE, "source": "f.toml"}),
     ("POST", "/fleet/vms"): lambda api: ("/fleet/vms", {"name": "new"}),
     ("DELETE", "/fleet/vms/{name:path}"): lambda api: ("/fleet/vms/lab%2Fdb", None),
     ("POST", "/fleet/hosts"): lambda api: ("/fleet/hosts", {"name": "h9", "location": "westeurope"}),

@@ -91,6 +91,18 @@ def test_a_restart_waits_for_a_hypervisor_that_does_not_answer(api: Any) -> None
     assert any(f": 1 s ago: {text}" in line for line in of_vm["now"])
 
 
+def test_a_vm_that_was_added_again_elsewhere_is_explained_with_the_scope_of_the_time(api: Any) -> None:
+    api.post("/fleet/vms", {"name": "x", "availability_set": "One"})
+    api.post("/requests", {"operation": "restart", "vms": ["x"]})
+    api.call("DELETE", "/fleet/vms/x")
+    api.post("/fleet/vms", {"name": "x", "availability_set": "two"})
+    explanation = api.get("/explain/x")
+    assert explanation["title"] == "x, of availability set two"
+    (line,) = explanation["lines"]
+    assert "then in availability set one" in line["detail"]
+    assert "No maintenance of it is recorded." not in explanation["now"]
+
+
 def test_a_removed_vm_can_still_be_explained(api: Any) -> None:
     api.restart_of("db")
     api.delete("/fleet/vms/db")

@@ -71,12 +71,11 @@ def test_a_file_is_checked_before_there_is_a_service(command: Any, file: Path, t
     )
 
 
-def test_apply_does_not_ask_about_a_file_that_cannot_be_applied(lab: Any, file: Path) -> None:
-    lab.good("restart", "web", "--notice", "0", "--short-notice")
-    lab.json("clock", "advance", "1s")  # now the event has started, and the file lacks its VM
-    result = lab.at_terminal("fleet", "apply", str(file), typed="y\n")
+def test_apply_does_not_ask_about_a_file_that_cannot_be_applied(production: Any, file: Path) -> None:
+    production.good("restart", "web", "--yes")  # has started, and the file lacks its VM
+    result = production.at_terminal("fleet", "apply", str(file), typed="y\n")
     assert result.exit_code == 2
-    assert "Apply this?" not in result.output
+    assert "[y/N]" not in result.output
     assert "it cannot be removed now; apply again when the event is over" in result.stderr
 
 
@@ -93,16 +92,28 @@ def test_a_missing_fleet_file_is_refused(command: Any) -> None:
 @pytest.mark.parametrize(
     ("typed", "code", "applied"), [("y\n", 0, True), ("n\n", 1, False), (None, 2, False)], ids=["yes", "no", "nobody"]
 )
-def test_a_fleet_file_is_applied_only_after_confirmation(
-    lab: Any, file: Path, typed: str | None, code: int, applied: bool
+def test_a_production_service_asks_before_a_fleet_file_removes_vms(
+    production: Any, file: Path, typed: str | None, code: int, applied: bool
 ) -> None:
     call = ("fleet", "apply", str(file))
-    result = lab(*call, typed="y\n") if typed is None else lab.at_terminal(*call, typed=typed)
+    result = production(*call, typed="y\n") if typed is None else production.at_terminal(*call, typed=typed)
     assert result.exit_code == code
-    assert "+ VM new" in result.stdout
-    assert ("new" in {vm["name"] for vm in lab.json("fleet", "show")["vms"]}) is applied
+    assert "Removed from the fleet at once, without an event: " in result.output
+    assert ("+ VM new" in result.stdout) is applied
+    assert ("new" in {vm["name"] for vm in production.json("fleet", "show")["vms"]}) is applied
     if not applied:
         assert "nothing was changed" in result.stderr
+
+
+def test_a_fleet_file_that_removes_nothing_is_applied_without_a_question(production: Any, file: Path) -> None:
+    production.good("fleet", "apply", str(file), "--yes")
+    file.write_text(f'{MORE}\n[[vms]]\nname = "newer"\nlocation = "westeurope"\n')
+    assert "Applied." in production.good("fleet", "apply", str(file))
+
+
+def test_a_lab_applies_a_fleet_file_that_removes_vms_without_a_question(lab: Any, file: Path) -> None:
+    assert "Applied." in lab.good("fleet", "apply", str(file))
+    assert [vm["name"] for vm in lab.json("fleet", "show")["vms"]] == ["new"]
 
 
 def test_a_program_applies_with_yes_and_gets_one_document(lab: Any, file: Path) -> None:

@@ -48,6 +48,12 @@ def test_a_rollout_that_has_paused_itself_says_why(lab: Any, tmp_path: Path) -> 
     assert {(m["check"], m["outcome"]) for m in measured} == {("acts", "good"), ("handlers", "bad")}
 
 
+def test_a_rollout_that_starts_says_that_it_waits_for_its_first_measurements(lab: Any, tmp_path: Path) -> None:
+    checks = '[[checks]]\nname = "front"\nhttp = "http://127.0.0.1:9/"\n'
+    shown = " ".join(lab.good("rollout", "start", write(tmp_path, f'[rollout]\nhosts = ["h1"]\n{checks}')).split())
+    assert "waits for clear health checks (check 'front' " in shown
+
+
 def test_a_rollout_without_checks_says_so(lab: Any) -> None:
     started = lab.json("rollout", "start", "--host", "h1", "--no-wait")
     assert lab.good("rollout", "checks", started["id"]).strip() == "This rollout has no health checks."

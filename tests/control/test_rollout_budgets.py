@@ -65,7 +65,7 @@ def pending(world: World, request: MaintenanceRequest | None = None) -> list[str
 
 
 def waits(world: World, request: MaintenanceRequest) -> tuple[str, ...]:
-    return world.control.rollouts.publication_waits(request.id)
+    return world.control.rollouts.publication_waits(request)
 
 
 def progress(world: World, request: MaintenanceRequest) -> RolloutState:

@@ -64,7 +64,7 @@ def test_a_rollout_that_only_waits_for_another_says_so_and_stays_open_until_that
     assert request.rollout is not None
     assert outcome(world, second)[0] is RolloutState.RUNNING
     snapshot = world.control.rollouts.snapshot_of(request, request.rollout)
-    assert world.control.rollouts.publication_waits(second.id, snapshot) == (
+    assert world.control.rollouts.publication_waits(request, snapshot) == (
         f"rollout {first.id} does the same work on VMs of it",
     )
     world.advance(3600)

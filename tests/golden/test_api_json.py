@@ -119,6 +119,7 @@ def previews(api: Api) -> None:
     api("previews", "POST", "/hosts/{name}/degrade/preview", "/hosts/host-1/degrade/preview", {"in_s": 604_800})
     api("previews", "POST", "/hosts/{name}/fail/preview", "/hosts/host-1/fail/preview")
     api("previews", "POST", "/hosts/{name}/confirm-down/preview", "/hosts/host-1/confirm-down/preview", {}, "healthy")
+    api("previews", "POST", "/fleet/apply/preview", body={"text": "", "source": "f.toml"})
     api("previews", "POST", "/fleet/vms/{name}/preview", "/fleet/vms/lone-0/preview")
     api("previews", "POST", "/fleet/hosts/{name}/preview", "/fleet/hosts/host-1/preview", {}, "VMs are on it")
     api("previews", "POST", "/rollouts/{id}/abort/preview", "/rollouts/nothing/abort/preview", {}, "unknown")

@@ -242,7 +242,7 @@ class ScenarioPlayer:
     def do_explain(self, names: list[str], _facts: Facts) -> list[str]:
         """Say what an event (`E1`) waits for to start, or a rollout (`R1`) to publish more."""
         if names[0].startswith("R"):
-            waits = self.world.control.rollouts.publication_waits(self._request(names[0]).id)
+            waits = self.world.control.rollouts.publication_waits(self._request(names[0]))
             return [f"{names[0]} waits: {wait}" for wait in waits]
         event = self._event(names[0])
         scope = self.world.store.scope(event.scope_id)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from forewarn.api.errors import FleetNotApplicable
 from forewarn.control.add_vm import NewVm, fleet_file_for, vm_problem_text
 from forewarn.control.fleet import FleetChange, FleetVersions
@@ -33,6 +35,7 @@ from forewarn.web.views import (
     VmView,
     VmWithEvents,
 )
+from forewarn.wording import first_names
 
 
 class FleetFileBody(StrictBody, frozen=True, kw_only=True):
@@ -111,6 +114,19 @@ async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFle
     if not body.dry_run:
         await context.wait_for_reconciler()
     return FleetApplyView(difference=_difference_view(difference), applied=not body.dry_run and not difference.is_empty)
+
+
+async def preview_apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFleetBody) -> Preview:
+    """Preview the application of a fleet file: how much it would change, and which VMs and hosts it would remove."""
+    proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
+    difference = await _compare_with_store(context, proposal, resurrect=body.resurrect)
+    gone = {"VMs": _names_of(difference.removed), "hosts": _names_of(difference.hosts_removed)}
+    removed = tuple(
+        f"Removed from the fleet at once, without an event: {len(names)} {what} ({first_names(names)})."
+        for what, names in gone.items()
+        if names and not body.dry_run and not difference.problems  # else nothing is changed
+    )
+    return replace(preview_to_confirm(context.now(), *removed), summary=(f"{difference.summary()}.", *removed))
 
 
 async def add_vm(context: RequestContext, call: HandlerCall, body: NewVm) -> VmView:

@@ -113,7 +113,7 @@ async def preview_abort_rollout(context: RequestContext, call: HandlerCall) -> P
     request = context.control.rollout_requests.check_state_change(found.id, RolloutState.ABORTED)
     assert request.rollout is not None
     tally = context.control.rollouts.tally_of(request, request.rollout)
-    counts = f"{tally.done} of {tally.total} VMs are done and {tally.started} have started"
+    counts = f"{tally.done} of {tally.total} VMs are done, {tally.started} started"
     return preview_to_confirm(
         context.now(),
         f"Rollout {request.id} ends: {counts}; its events that have not started ({tally.scheduled} VMs) are withdrawn.",

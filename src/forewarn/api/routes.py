@@ -86,6 +86,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "/fleet", fleet.show_fleet, READ, resources=listing),
     ApiRoute("POST", "/fleet/check", fleet.check_fleet, READ),
     ApiRoute("POST", "/fleet/apply", fleet.apply_fleet, PLATFORM),
+    ApiRoute("POST", "/fleet/apply/preview", fleet.preview_apply_fleet, PLATFORM),
     ApiRoute("POST", "/fleet/vms", fleet.add_vm, PLATFORM),
     ApiRoute("POST", "/fleet/vms/{name:path}/preview", fleet.preview_remove_vm, PLATFORM),
     ApiRoute("DELETE", "/fleet/vms/{name:path}", fleet.remove_vm, PLATFORM),

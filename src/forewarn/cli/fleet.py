@@ -153,40 +153,21 @@ def _check_without_service(call: Invocation, proposal: dict[str, object]) -> Non
 
 @fleet.command()
 @file_argument
-@click.option("--yes", is_flag=True, help="Apply without asking.")
-@click.option("--dry-run", is_flag=True, help="Show the difference, and change nothing.")
+@preview_options
 @click.option("--resurrect", is_flag=True, help="Restore deleted VMs that are still in the file.")
 @service_command
-def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect: bool) -> int:
+def apply(call: Invocation, file: IO[bytes], dry_run: bool, resurrect: bool) -> None:
     """Make the fleet what a file describes.
 
-    Shows the difference first, and asks before it applies it.
+    Shows the difference. A production service asks before it removes VMs or hosts.
     """
-    proposal: dict[str, object] = {**_read_proposal(file), "resurrect": resurrect}
-    if yes and not dry_run:
-        answer = _send_proposal(call, {**proposal, "dry_run": False}, "apply")
-        if not call.output.as_json:
-            _print_difference(call, answer, _file_name(file))
-        return _print_applied(call, answer)
-    preview = _send_proposal(call, {**proposal, "dry_run": True}, "apply")
-    if not call.output.as_json:
-        _print_difference(call, preview, _file_name(file))
-    if dry_run or preview["difference"]["is_empty"]:
-        return _print_applied(call, preview)
-    if preview["difference"]["problems"]:
-        return _print_applied(
-            call, _send_proposal(call, {**proposal, "dry_run": False}, "apply")
-        )  # raises the service's refusal
-    call.confirm("Apply this?", preview["difference"]["summary"])
-    return _print_applied(call, _send_proposal(call, {**proposal, "dry_run": False}, "apply"))
-
-
-def _print_applied(call: Invocation, answer: JsonObject) -> int:
+    answer = _send_proposal(call, {**_read_proposal(file), "resurrect": resurrect, "dry_run": dry_run}, "apply")
     if call.output.as_json:
         call.output.print_json(answer)
-    elif answer["applied"]:
+        return
+    _print_difference(call, answer, _file_name(file))
+    if answer["applied"]:
         call.output.print_line("Applied.")
-    return 0
 
 
 def _read_proposal(file: IO[bytes]) -> dict[str, object]:

@@ -59,7 +59,7 @@ def show_preview(call: Invocation, view: JsonObject) -> None:
 def _print_preview(call: Invocation, view: JsonObject, title: Text) -> None:
     call.output.print_line(title)
     for sentence in view["summary"]:
-        call.output.print_line("  ", sentence)
+        call.output.print_labelled(join_text("  "), sentence)
     listed = [event for event in view["events"] if event["listed"]]
     if listed:
         call.output.print_line()

@@ -270,7 +270,6 @@ def print_rollout(call: Invocation, view: JsonObject) -> None:
         rows = [event_row(event, now, call.output.short_id(event["id"])) for event in view["events"]]
         call.output.print_table(event_headers(view["events"]), rows)
     if not view["closed"]:
-        _print_hold(call, view)
         call.output.print_hints(_rollout_hints(call.output.short_id(view["id"]), paused=view["progress"] == "paused"))
 
 

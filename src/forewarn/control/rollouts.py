@@ -99,7 +99,7 @@ class RolloutService:
             self._index_targets(request)
         self.health = HealthCheckService(store=self._store, clock=transactions.clock, prober=prober, wake=wake)
         transactions.held_rollouts = self.health.held_rollouts
-        self._awaits_checks: set[str] = set()  # ids of the rollouts that publish nothing because of their checks
+        self._awaits_checks: dict[str, str] = {}  # request id → why a rollout's checks let it publish nothing
         self.holds = RolloutHoldService(transactions, on_lifted=self._check_all_open, wake=wake)
 
     @property
@@ -320,9 +320,9 @@ class RolloutService:
         counting = self.health.counting(request.id, rollout)
         verdict = health_verdict(rollout.checks, counting, now, good_since=good_since)
         changed, entry = after_verdict(request, rollout, verdict, now)
-        self._awaits_checks.discard(request.id)
+        self._awaits_checks.pop(request.id, None)
         if verdict.decision in (HealthDecision.WAIT, HealthDecision.MEASURE):
-            self._awaits_checks.add(request.id)
+            self._awaits_checks[request.id] = verdict.why
         if changed is not rollout:
             await self._save_rollout(request, changed, entry)
             return True
@@ -454,11 +454,21 @@ class RolloutService:
         shared = self._shared_work.work_for(request, rollout, vms, events) if not rollout.closed else NO_SHARED_WORK
         return RolloutSnapshot(vms=vms, events=events, shared=shared)
 
-    def publication_waits(self, request_id: str, snapshot: RolloutSnapshot | None = None) -> tuple[str, ...]:
-        """Return which budgets and rollouts a rollout waits for, one clause each for people; () if none."""
+    def publication_waits(
+        self, request: MaintenanceRequest, snapshot: RolloutSnapshot | None = None
+    ) -> tuple[str, ...]:
+        """Return what keeps a running rollout from publishing more, one clause each for people; () if nothing does."""
         shared = snapshot.shared if snapshot is not None else NO_SHARED_WORK
-        others = (f"rollout {other} does the same work on VMs of it" for other in sorted(shared.request_ids))
-        return (*self._budgets.wait_texts(request_id), *others)
+        waits = [*self._budgets.wait_texts(request.id)]
+        waits += [f"rollout {other} does the same work on VMs of it" for other in sorted(shared.request_ids)]
+        rollout = request.rollout
+        if rollout is not None and rollout.progress is RolloutState.RUNNING:
+            # `unclear` is stored and outlives this process; a first measurement is awaited without a write.
+            if why := rollout.unclear or self._awaits_checks.get(request.id):
+                waits.append(f"for clear health checks ({why})")
+            if held := self._transactions.hold_reason:
+                waits.append(f"for the end of the hold on all rollouts ({held})")
+        return tuple(waits)
 
     async def _save_rollout(self, request: MaintenanceRequest, rollout: Rollout, entry: HistoryEntry | None) -> None:
         entries = (entry,) if entry is not None else ()

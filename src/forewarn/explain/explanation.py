@@ -17,7 +17,7 @@ from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import PowerState, Vm, VmCondition
 from forewarn.core.history import SERVICE_STARTED, SERVICE_STOPPED, EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.release import StartWait
-from forewarn.core.scope import Scope, hours_text
+from forewarn.core.scope import Scope, hours_text, scope_title_from_id
 from forewarn.duration import duration_text
 from forewarn.explain.phrases import (
     ending_text,
@@ -377,6 +377,9 @@ def _event_summary_line(event: Event, vm: Vm, facts: ScopeFacts) -> ExplanationL
     text = f"{event_kind_text(event)}, requested by {event.requested_by} ({event.cause}): {state}"
     if rollout := facts.rollouts.get(event.request_id):
         sentences.append(f"part of {rollout}")
+    if event.scope_id != vm.scope_id:
+        is_own = event.scope_id.startswith("vm:")
+        sentences.append(f"then in {'a scope of its own' if is_own else scope_title_from_id(event.scope_id)}")
     return ExplanationLine(
         at=timestamp(event.published_at), text=text, detail="; ".join((*sentences, f"event {event.id}"))
     )

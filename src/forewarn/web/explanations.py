@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from forewarn.core.event import Event, EventState
 from forewarn.core.faults import Fault, FaultCategory
-from forewarn.core.fleet import Host, Vm
+from forewarn.core.fleet import Host, Vm, vm_key_in_scope
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.release import StartWait
 from forewarn.core.request import MaintenanceRequest
@@ -46,6 +46,7 @@ from forewarn.web.request_views import next_update_domains, read_request_status,
 from forewarn.web.view_builder import ViewBuilder
 
 _MAX_VM_EVENTS = 100  # the newest events of a VM
+_MAX_VM_ENTRIES = 1_000  # a VM's former scopes are searched in its newest history entries
 _MAX_PAST_EVENTS = 10  # of a host, scope or rollout, beside the live ones
 _MAX_HOST_ENTRIES = 20  # the newest history entries about a host itself
 _RECENT_EVENTS = 10_000  # a host's past events are searched among these
@@ -145,9 +146,9 @@ async def explain_vm(context: RequestContext, vm: Vm) -> Explanation:
 
 def _vm_explanation(context: RequestContext, vm: Vm) -> Explanation:
     scope = _load_scope(context, vm.scope_id)
-    events = [event for event in context.store.events(scope_id=vm.scope_id) if event_lists_vm(event, vm.name)][
-        -_MAX_VM_EVENTS:
-    ]
+    scope_ids = (vm.scope_id, *_former_scope_ids(context, vm))
+    listed = [e for id_ in scope_ids for e in context.store.events(scope_id=id_) if event_lists_vm(e, vm.name)]
+    events = sorted(listed, key=lambda event: event.published_at)[-_MAX_VM_EVENTS:]
     deliveries = [delivery for event in events for delivery in context.store.deliveries(event_id=event.id)]
     retries = [
         entry for event in events if event.status is EventState.STARTED for entry in _retry_entries(context, event)
@@ -155,6 +156,16 @@ def _vm_explanation(context: RequestContext, vm: Vm) -> Explanation:
     entries = [*retries, *_unannounced_entries(context, vm), *_service_entries(context)]
     facts = _scope_facts(context, scope, scope_title_of_vm(vm), events, entries, deliveries)
     return vm_explanation(vm, map(context.visibility.shown_event, events), facts)
+
+
+def _former_scope_ids(context: RequestContext, vm: Vm) -> list[str]:
+    """The scopes that the VM was in before it was removed and added again, such as another availability set."""
+    found = {entry.scope_id for entry in context.store.history(vm=vm.name, limit=_MAX_VM_ENTRIES)}
+    return sorted(
+        scope_id
+        for scope_id in found - {"", vm.scope_id}
+        if vm_key_in_scope(scope_id, vm.name) == vm.key and context.can_see_scope(scope_id)
+    )
 
 
 def _unannounced_entries(context: RequestContext, vm: Vm) -> list[HistoryEntry]:

@@ -62,17 +62,12 @@ def rollout_waits(
     context: RequestContext, request: MaintenanceRequest, snapshot: RolloutSnapshot | None = None
 ) -> tuple[str, ...]:
     """Return what keeps a rollout from publishing more, as clauses for people; () if none of these does."""
-    # A pause, a hold and windows are not named. () for a caller who does not see everything, because the clauses name
-    # VMs.
+    # A pause and windows are not named. () for a caller who does not see everything, because the clauses name VMs.
     if not context.can_see_everything() or request.rollout is None:
         return ()
     settling = settling_text(request.rollout, context.now())
-    others = context.control.rollouts.publication_waits(request.id, snapshot)
-    return (*([settling] if settling else []), *others, *_health_waits(request.rollout))
-
-
-def _health_waits(rollout: Rollout) -> tuple[str, ...]:
-    return (f"for clear health checks ({rollout.unclear})",) if rollout.unclear else ()
+    others = context.control.rollouts.publication_waits(request, snapshot)
+    return (*([settling] if settling else []), *others)
 
 
 def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:

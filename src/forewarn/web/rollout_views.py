@@ -34,7 +34,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     settles_until: Timestamp | None  # lab time until which the wave settles; None: it does not
     ends_at: Timestamp | None  # when it probably ends, in lab time; None: paused, on hold, ended, or it cannot be known
     is_at_pace: bool  # `ends_at` assumes the pace of its events so far; false: that nobody approves
-    waits_for: tuple[str, ...]  # settling, budgets, checks or rollouts that keep it from publishing more, in clauses
+    waits_for: tuple[str, ...]  # what keeps it from publishing more, in clauses: settling, budgets, checks, a hold
 
 
 class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
