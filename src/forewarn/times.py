@@ -34,7 +34,7 @@ else:
 
 
 class Timestamp(float):
-    """A time that JSON shows as text. msgspec encodes it only with `encode_time`, so no time is left a number."""
+    """A time by the service's clock, which JSON shows as text: msgspec encodes it only with `encode_time`."""
 
 
 @overload

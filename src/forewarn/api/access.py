@@ -56,7 +56,7 @@ class AccessClientView(BaseView, frozen=True, kw_only=True):
     name: str  # for people; "": none
     principal: str  # its principal id in grants: `client:ID`
     created_by: str  # the name of who added it
-    created_at: Timestamp  # lab time
+    created_at: Timestamp
 
 
 class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class GrantView(BaseView, frozen=True, kw_only=True):
     principal_name: str  # the principal's name, for people; its id if it is unknown
     resource: str  # a resource id; "/": everything
     granted_by: str  # the name, for people, of the principal that granted it; "forewarn" or "": the service itself
-    granted_at: Timestamp  # lab time
+    granted_at: Timestamp
 
 
 class RemovedClientView(AccessClientView, frozen=True, kw_only=True):

@@ -61,7 +61,7 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     short_notice: bool = False  # allow a notice below the minimum, which must then be in `notice_s`
     windows: CalendarTexts = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
     blackouts: CalendarTexts = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
-    deadline: Timestamp | None = None  # lab time from which windows no longer matter; None: they always do
+    deadline: Timestamp | None = None  # from when on windows no longer matter; None: they always do
     canary: Name = ""  # the first wave: a number of VMs such as `2`, or `tag=NAME` or `tag=NAME=VALUE`
     shares: Annotated[tuple[Number, ...], Meta(max_length=100)] = ()  # in percent of all VMs; the rest follows
     waves: Annotated[tuple[NewWave, ...], Meta(max_length=101)] = ()  # instead of `canary` and `shares`

@@ -60,14 +60,14 @@ class CheckView(BaseView, frozen=True, kw_only=True):
     error_limit: int  # errors in a row from which on they count as unclear
     outcome: str  # good, bad, unclear or error
     text: str  # what was seen, for people
-    at: Timestamp | None  # lab time of the measurement
+    at: Timestamp | None  # of the measurement
 
 
 class MeasurementView(BaseView, frozen=True, kw_only=True):
     """One measurement of a health check: when the check was performed, and what it found."""
 
     check: str  # the name of the check
-    at: Timestamp  # lab time
+    at: Timestamp
     outcome: str  # good, bad, unclear or error
     value: float | None  # compared with the condition; None: there is none
     text: str  # what was seen, for people

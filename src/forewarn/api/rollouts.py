@@ -36,7 +36,7 @@ class HoldView(BaseView, frozen=True, kw_only=True):
     is_held: bool  # whether they are on hold now
     reason: str = ""  # as it was given; "": not on hold
     set_by: str = ""  # the name of who set it; "": not on hold
-    set_at: Timestamp | None = None  # lab time; None: not on hold
+    set_at: Timestamp | None = None  # None: not on hold
 
 
 async def show_hold(context: RequestContext, call: HandlerCall) -> HoldView:

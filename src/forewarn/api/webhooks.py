@@ -50,7 +50,7 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
     opted_in_only: bool  # only events of VMs whose policy publishes outside
     rollouts: bool  # also what happens to rollouts themselves, such as paused, aborted, completed or on hold
     created_by: str  # who added it
-    created_at: Timestamp  # when, in lab time
+    created_at: Timestamp
     last_delivery_ago_s: float | None  # since the last successful delivery; None if there was none
     failures: int  # failed deliveries in a row, since the last success
     error: str  # of the last failure; "" after a success

@@ -16,6 +16,7 @@ from forewarn.core.event import Act
 from forewarn.core.observation import HostObservation
 from forewarn.errors import Rejected
 from forewarn.hypervisor.moves import MoveHandover, MoveStep, StepReport
+from forewarn.times import LabTime
 from forewarn.workers.messages import (
     ApproveRequest,
     BeginServing,
@@ -236,7 +237,7 @@ class ActOrder(_BusMessage, frozen=True):
     term: int  # of the sender's lease; orders of an older term than the node knows are refused
     store_tag: str  # of the cluster's store, which the terms belong to
     act: Act  # the whole act, also for a step of it
-    now: float  # lab time
+    now: LabTime
     step: MoveStep | None = None  # of a move between two hosts; None: perform the whole act
     given: MoveHandover = MoveHandover()  # what the hosts of the move have handed over so far
     scopes: tuple[HostScope, ...] = ()  # the VM's scope, to be shown before the order is carried out; or none

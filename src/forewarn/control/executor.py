@@ -72,6 +72,7 @@ from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.duration import exact_duration_text
 from forewarn.errors import Unavailable
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay, Hypervisor
+from forewarn.times import LabTime
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class FailedAttempt:
     """An attempt at an act that failed or was not tried, and after which the act is tried again."""
 
     act: Act
-    at: float  # lab time
+    at: LabTime
     reason: str  # for people
     retry_in_s: float  # seconds of lab time from `at`
 

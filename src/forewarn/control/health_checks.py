@@ -40,6 +40,7 @@ from forewarn.core.health import (
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState
 from forewarn.errors import ForewarnError
 from forewarn.store.interface import AppliedCommit, Store
+from forewarn.times import LabTime
 
 log = logging.getLogger(__name__)
 _MAX_PROBES = 8  # under way at a time, shared equally by the running rollouts; the others wait
@@ -268,7 +269,7 @@ class _FigureRead:
     check: HealthCheck
     rollout: Rollout
     request_id: str  # of the rollout; "": it has no events
-    now: float  # lab time
+    now: LabTime
 
     def __call__(self, store: Store) -> CheckResult:
         events = store.events(request_id=self.request_id) if self.request_id else []

@@ -14,6 +14,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.duration import duration_text
 from forewarn.errors import Rejected, Remedy
 from forewarn.store.interface import LAB_CLOCK_NAME, LastPoll, Store
+from forewarn.times import LabTime
 
 _POLLING_WINDOW_S = 330.0  # real seconds: a VM that polled within them counts as polling; a poll is held for up to 300
 
@@ -28,7 +29,7 @@ def load_clock_setting(store: Store) -> ClockSetting | None:
 class ClockAdvance:
     """What an advance of the clock did: the new time, and how many VMs counted as polling throughout."""
 
-    now: float  # lab time
+    now: LabTime
     polling: int  # VMs; 0 if it was asked to skip polls
 
 

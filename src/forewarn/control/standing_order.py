@@ -30,6 +30,7 @@ from forewarn.core.standing_order import (
 from forewarn.duration import duration_text
 from forewarn.errors import Refused, Rejected, Remedy, full_message
 from forewarn.store.interface import STANDING_ORDER_NAME, AppliedCommit
+from forewarn.times import LabTime
 
 
 class StandingOrderService:
@@ -58,7 +59,7 @@ class StandingOrderService:
         self.order = _active(self._stored)
         self._visit_ids = _visit_ids(self.order)
         self._must_look = True  # a visit may have changed or ended, or a host was added or removed
-        self._check_at: float | None = None  # lab time at which visits under way are looked at in any case
+        self._check_at: LabTime | None = None  # when visits under way are looked at in any case
         self._held_until = 0.0  # lab time at which a hold was lifted that the stored order does not know yet
 
     def warning(self) -> str:

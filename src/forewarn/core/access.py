@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from forewarn.core.resource_ids import ROOT_RESOURCE, is_within_resource
+from forewarn.times import LabTime
 
 ADMIN_CLIENT_ID = "admin"  # the client that a service has from its first start
 
@@ -60,7 +61,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     )
     resource: str  # a resource id, whose letter case does not matter, or ROOT_RESOURCE (`/`: everything)
     granted_by: str = ""  # the name of who granted it
-    granted_at: float = 0  # when, in lab time
+    granted_at: LabTime = 0
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,7 +71,7 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     secret_hash: bytes  # salted, of the secret; `auth.client_secrets` makes and checks it
     name: str = ""  # for people; "": its id
     created_by: str = ""  # the name of who added it
-    created_at: float = 0  # when, in lab time
+    created_at: LabTime = 0
 
     @property
     def principal_id(self) -> str:

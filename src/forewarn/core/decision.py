@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from forewarn.core.faults import EventFault
+from forewarn.times import LabTime
 
 
 class EnablementMode(StrEnum):
@@ -43,9 +44,9 @@ class DecisionContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     Nothing here changes while a decision uses it, so a decision can be repeated or discarded.
     """
 
-    now: float  # lab time
+    now: LabTime
     policy: Policy = Policy()
-    resumed_at: float | None = None  # lab time when the service started again after it was down; None: it was not
+    resumed_at: LabTime | None = None  # when the service started again after it was down; None: it was not
     released_gates: frozenset[str] = frozenset()  # ids of released gates, among those of the scope's events
     failed_hosts: frozenset[str] = frozenset()  # names
     destinations: Mapping[str, str] = {}  # VM key → the host it moves to; without an entry, none

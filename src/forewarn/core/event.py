@@ -13,6 +13,7 @@ import msgspec
 
 from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, Verb
 from forewarn.core.windows import MaintenanceCalendar, is_open
+from forewarn.times import LabTime
 
 
 class EventState(StrEnum):
@@ -36,7 +37,7 @@ class ActOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     """How one act ended, as the hypervisor reported it, or why the service itself ended it as failed."""
 
     ok: bool  # whether the act succeeded
-    at: float  # lab time
+    at: LabTime
     note: str = ""  # for people, above all why it failed
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from forewarn.duration import duration_text
 from forewarn.errors import Rejected, Remedy
+from forewarn.times import LabTime
 
 
 class FaultKind(StrEnum):
@@ -133,7 +134,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str  # `f1`
     kind: FaultKind
     set_by: str  # the name of who set it
-    set_at: float  # lab time
+    set_at: LabTime
     name: str  # its target in words
     vm: str = ""  # the key of the VM it is on; "": on a scope or on everything
     vm_name: str = ""  # the name of that VM
@@ -143,7 +144,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parameters: dict[str, float] = {}  # those that were given; `parameter` adds the defaults
     applied: int = 0  # affected requests, events or (a reset) scopes; of events, as `FaultRegistry.active` counts them
     applied_by_vm: dict[str, int] = {}  # VM key → its affected requests, of the first 100 VMs; only of faults on these
-    last_applied_at: float | None = None  # lab time of the last affected request; None: none yet
+    last_applied_at: LabTime | None = None  # of the last affected request; None: none yet
 
     @property
     def category(self) -> FaultCategory:
@@ -213,7 +214,7 @@ class FaultHits:
     fault_id: str  # such as `f1`
     vm: str  # its key
     count: int  # of requests
-    at: float  # lab time of the last request
+    at: LabTime  # of the last request
 
 
 def parse_fault_kind(name: str) -> FaultKind:
@@ -282,7 +283,7 @@ class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str  # `s1`
     seed: int  # the number that its schedule follows from
     set_by: str  # the name of who set it
-    set_at: float  # when it began, in lab time
+    set_at: LabTime  # when it began
     duration_s: float  # how long new faults begin, in seconds of lab time
     faults: tuple[StormFault, ...]  # its faults, in order
     gone: int = 0  # how many of them were set already, or skipped, as when the VM was removed

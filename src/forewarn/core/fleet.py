@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from forewarn.times import LabTime
+
 MAX_PLACEMENT_GROUP = 100  # VMs; spec §7.1
 MAX_FLEXIBLE_SET = 1000  # VMs of a scale set with flexible orchestration, as on Azure
 
@@ -86,7 +88,7 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     confirmed_down: bool = False  # an operator states that it is certainly down, so its VMs may be started elsewhere
     version: int = 0  # of the stored row, for optimistic commits; 0: not stored yet
     arrivals: int = 0  # how many commits have brought VMs here, or begun to move them here
-    unreachable_since: float | None = None  # lab time since which the hypervisor gets no answer; None: it may answer
+    unreachable_since: LabTime | None = None  # since when the hypervisor gets no answer; None: it may answer
 
     @property
     def id(self) -> str:
@@ -145,7 +147,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     host: str = ""  # the name of its current host; "" while it is deallocated or removed
     power: PowerState = PowerState.RUNNING
     seen: LastSeen | None = None  # None: not compared with its hosts so far
-    removed_at: float | None = None  # lab time of its removal; None: it is present
+    removed_at: LabTime | None = None  # of its removal; None: it is present
 
     @property
     def key(self) -> str:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from forewarn.duration import duration_text
+from forewarn.times import LabTime
 
 MAX_MEASUREMENTS = 5000  # of one rollout; the store deletes older ones
 MAX_CHECKS = 20  # of one rollout
@@ -108,7 +109,7 @@ class Measurement(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
     request_id: str  # of the rollout
     check: str  # the check's name
-    at: float  # lab time at its end; of a figure, when the service began to read it
+    at: LabTime  # at its end; of a figure, when the service began to read it
     outcome: CheckOutcome
     value: float | None = None  # that was compared; None: there is none
     text: str = ""  # for people: what was seen

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from forewarn.times import LabTime
+
 SERVICE_STARTED = "service started"  # the beginning of the entry of a service that starts: explanations look for it
 SERVICE_STOPPED = "service stopped"  # the entry of a service that stops; one that crashes leaves none
 
@@ -55,7 +57,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     store sets `seq`.
     """
 
-    at: float  # lab time
+    at: LabTime
     kind: EntryKind  # its kind
     text: str  # a sentence for people
     actor: str = ""  # the name of the user or client, or of the service itself
@@ -76,4 +78,4 @@ class EventDelivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     status: str  # a value of EventState
     version: str  # the api-version of the poll
     incarnation: int  # of the document
-    at: float  # lab time
+    at: LabTime

@@ -14,6 +14,7 @@ from forewarn.core.azure_windows import AzureWindow, MaintenanceScope
 from forewarn.core.fleet import Vm
 from forewarn.core.resource_ids import group_resource_id, scale_set_resource_id, vm_resource_id
 from forewarn.core.windows import MaintenanceCalendar, MaintenanceWindow, closing_times, next_start, window_text
+from forewarn.times import LabTime
 from forewarn.wording import first_names
 
 VM_TYPE = "microsoft.compute/virtualmachines"
@@ -38,9 +39,9 @@ class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=Tr
     extension_properties: dict[str, str] = {}  # stored and shown, without effect
     install_patches: dict[str, Any] = {}  # stored and shown, without effect: nothing here patches guests
     created_by: str = ""  # a name
-    created_at: float = 0  # lab time
+    created_at: LabTime = 0
     changed_by: str = ""  # the name of who changed it last
-    changed_at: float = 0  # lab time
+    changed_at: LabTime = 0
 
     @property
     def key(self) -> str:
@@ -101,9 +102,9 @@ class ConfigurationAssignment(msgspec.Struct, frozen=True, gc=False, kw_only=Tru
     location: str = ""  # stored and shown, without effect; "": none
     filter: AssignmentFilter | None = None  # only for a resource group or subscription; None: all VMs of the target
     created_by: str = ""  # a name
-    created_at: float = 0  # lab time
+    created_at: LabTime = 0
     changed_by: str = ""  # the name of who changed it last
-    changed_at: float = 0  # lab time
+    changed_at: LabTime = 0
 
     @property
     def key(self) -> str:

@@ -90,6 +90,7 @@ from forewarn.core.request import ROLLOUT_CAUSES
 from forewarn.core.scope import Scope
 from forewarn.core.windows import local_time_text, next_start, window_source
 from forewarn.protocol.document import Kind
+from forewarn.times import LabTime
 from forewarn.wording import first_names
 
 MAX_SILENCE_S = 600.0  # how long after its NotBefore an event waits for VMs whose node is silent
@@ -117,7 +118,7 @@ class StartWait:
 
     reason: WaitReason
     text: str  # completes the sentence "it waits for …"
-    until: float | None = None  # lab time of its latest end, or for SILENCE of the next look; None: not by time alone
+    until: LabTime | None = None  # of its latest end, or for SILENCE of the next look; None: not by time alone
 
 
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:

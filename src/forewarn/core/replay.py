@@ -17,6 +17,7 @@ import msgspec
 from forewarn.core.replay_script import ReplayScript, ReplayStep, SubstituteAnswer
 from forewarn.core.scope import Scope
 from forewarn.protocol.document import Document, EventNotice
+from forewarn.times import LabTime
 from forewarn.wording import first_clauses
 
 KNOWN_EVENT_IDS_S = 24 * 3600.0  # after a replay, approvals of its event ids are accepted this long (spec §5.2)
@@ -36,7 +37,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vm: str  # the VM's key
     name: str  # the VM's name
     scope_id: str  # all VMs of this scope see the replay; if it is narrow, each only events that name it
-    loop_started_at: float  # when the current loop began, or will, in lab time
+    loop_started_at: LabTime  # when the current loop began, or will
     steps: int  # of one loop
     length_s: float  # seconds of one loop, at the recorded speed
     speed: float = 1.0  # 2: twice as fast as recorded; 0.01 to 10,000
@@ -44,7 +45,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loop: int = 0  # index of the current loop, from 0; after the end, of the last one
     done: int = 0  # steps of the current loop that were shown
     outcome: ReplayEnding | None = None  # None: it goes on
-    ended_at: float | None = None  # lab time; None: it goes on
+    ended_at: LabTime | None = None  # None: it goes on
     reason: str = ""  # for people: why it ended early; "": it did not
 
     @property

@@ -14,6 +14,7 @@ from forewarn.core.cause import Cause
 from forewarn.core.health import HealthCheck
 from forewarn.core.replay import Replay
 from forewarn.core.windows import MaintenanceCalendar
+from forewarn.times import LabTime
 
 
 class RequestedOperation(StrEnum):
@@ -104,7 +105,7 @@ class BegunWave(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """A wave of a rollout that has begun. Stored."""
 
     wave: int = 0  # its index
-    at: float  # lab time at which it began
+    at: LabTime  # when it began
     base: int = 0  # how many VMs the rollout had handled by then
 
 
@@ -130,16 +131,16 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     progress: RolloutState = RolloutState.RUNNING
     reason: str = ""  # for people: why it ended, or paused itself; "": neither, or it completed without failures
     closed: bool = False  # nothing is left to publish, withdraw or wait for
-    closed_at: float | None = None  # lab time; None: it is open, or an earlier release closed it
+    closed_at: LabTime | None = None  # None: it is open, or an earlier release closed it
     tally: RolloutTally | None = None  # set when it closes, because its events are pruned later; None before
     wave: int = 0  # index of the wave that is being published, or settles
-    wave_began_at: float | None = None  # lab time; None: no wave has begun, or the rollout has no `waves`
+    wave_began_at: LabTime | None = None  # None: no wave has begun, or the rollout has no `waves`
     wave_size: int = 0  # how many VMs the wave had when it began; 0: it has no fixed number (a tag, or the rest)
     wave_base: int = 0  # how many VMs the rollout had handled when the wave began
-    wave_over_at: float | None = None  # lab time at which its last event ended, noted when it settles; None: not so far
+    wave_over_at: LabTime | None = None  # when its last event ended, noted when it settles; None: not so far
     begun: tuple[BegunWave, ...] = ()  # its waves so far, in order; (): none, or an earlier release began them
     check_round: int = 0  # how often it was resumed: only measurements of the same round count
-    resumed_at: float | None = None  # lab time at which a person last resumed it; None: nobody has
+    resumed_at: LabTime | None = None  # when a person last resumed it; None: nobody has
     unclear: str = ""  # for people: why its checks let it publish nothing; "": they do
 
     @property
@@ -158,7 +159,7 @@ class RolloutHold(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
     reason: str  # for people
     set_by: str  # the name of who set it
-    set_at: float  # lab time
+    set_at: LabTime
     is_lifted: bool = False  # True for the moment in which the scopes that it held are looked at again
 
 
@@ -168,7 +169,7 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     id: str  # GUID, lower case
     operation: RequestedOperation  # what it asks for
     requested_by: str  # the name of who asked
-    requested_at: float  # lab time
+    requested_at: LabTime
     targets: tuple[str, ...]  # names of VMs or hosts, or words for what a rollout covers
     notice_s: float = 0  # lab seconds, as requested (0: the minimum, or none if short); of a rollout, what its VMs get
     short_notice: bool = False  # the notice may be shorter than the minimum, for testing

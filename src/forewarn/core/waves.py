@@ -24,6 +24,7 @@ from forewarn.core.request import BegunWave, PlannedEvent, Rollout, RolloutState
 from forewarn.core.rollout import InvalidRollout, handled_vms, hosts_in_order, remaining_vms
 from forewarn.core.scope import scope_title_from_id
 from forewarn.duration import format_duration
+from forewarn.times import LabTime
 from forewarn.wording import first_names
 
 REST_WAVE = WaveSpec(name="rest")
@@ -51,8 +52,8 @@ class WavePhase:
     wave: int  # index of the wave that the step is about; for DONE, of the last one
     members: list[Vm] = field(default_factory=list)  # BEGIN, WORK: its VMs without an event, published or planned
     remaining: list[Vm] = field(default_factory=list)  # VMs of all waves without an event; `remaining_vms`
-    over_at: float | None = None  # SETTLE, and DONE after a wave: lab time at which the wave's last event ended
-    settles_until: float | None = None  # SETTLE: lab time at which the settling time ends; None: another step
+    over_at: LabTime | None = None  # SETTLE, and DONE after a wave: when the wave's last event ended
+    settles_until: LabTime | None = None  # SETTLE: when the settling time ends; None: another step
 
 
 def wave_specs(rollout: Rollout) -> tuple[WaveSpec, ...]:

@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from forewarn.core.resource_ids import ROOT_RESOURCE
+from forewarn.times import LabTime
 
 
 class WebhookSchema(StrEnum):
@@ -41,7 +42,7 @@ class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     opted_in_only: bool = False  # only events of VMs with `publish_outside`
     rollouts: bool = False  # also what happens to rollouts, such as a pause, their end, or a hold; only over everything
     created_by: str = ""  # the name of who added it
-    created_at: float = 0  # when, in lab time
+    created_at: LabTime = 0
     cursor: int = 0  # all history entries up to this number were delivered or did not concern it
 
 

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import msgspec
 
 from forewarn.duration import format_duration, parse_duration
-from forewarn.times import time_text
+from forewarn.times import LabTime, time_text
 
 DAY_NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MAX_WINDOW_S = 7 * 86_400.0
@@ -74,7 +74,7 @@ class MaintenanceCalendar(msgspec.Struct, frozen=True, gc=False, kw_only=True, o
 
     windows: tuple[MaintenanceWindow, ...]  # at least one
     blackouts: tuple[BlackoutDates, ...] = ()
-    deadline: float | None = None  # lab time from which windows no longer matter; None: they always do
+    deadline: LabTime | None = None  # from when on windows no longer matter; None: they always do
     other_sets: tuple[tuple[MaintenanceWindow, ...], ...] = ()  # further sets of windows, none of them empty
     source: str = ""  # for people: whose windows these are, such as `configuration nightly`; "": the rollout's own
 

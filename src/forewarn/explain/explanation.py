@@ -29,7 +29,7 @@ from forewarn.explain.phrases import (
 )
 from forewarn.explain.polling import SILENCE_LIMIT_S
 from forewarn.explain.vm_state import VmState, vm_state
-from forewarn.times import Timestamp, timestamp
+from forewarn.times import LabTime, Timestamp, timestamp
 
 _CLOCK_DIFFERENCE_S = 60.0  # from here on, a text says whether it means real time or lab time
 _MAX_LISTED_VMS = 8  # deliveries to more VMs are counted instead of listed
@@ -39,7 +39,7 @@ _COPIED_ENTRY_KINDS = frozenset({EntryKind.SKIPPED, EntryKind.RETRIED})  # the e
 class ExplanationLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a timeline: when, what happened, and a detail. The texts do not repeat the time `at`."""
 
-    at: Timestamp  # lab time in POSIX seconds
+    at: Timestamp
     text: str  # what happened, as a clause without a full stop
     detail: str = ""  # more about it; "": nothing
 
@@ -79,7 +79,7 @@ class VmPoll:
 class ScopeFacts:
     """What is on record about one scope, for explanations of its events and VMs: a snapshot that the caller reads."""
 
-    now: float  # lab time in POSIX seconds
+    now: LabTime
     scope: Scope
     title: str  # the scope in words, such as `availability set web`
     polls: Sequence[VmPoll] = ()  # the last one of each VM that has polled

@@ -20,7 +20,7 @@ from forewarn.core.resource_ids import is_within_resource, scope_resource_id, vm
 from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
 from forewarn.protocol.dates import http_date
 from forewarn.protocol.versions import NEWEST_VERSION, event_fields, version_lists_kind
-from forewarn.times import time_text
+from forewarn.times import LabTime, time_text
 
 EVENT_TYPE = "Microsoft.ResourceNotifications.MaintenanceResources.ScheduledEventEmitted"  # of Event Grid
 
@@ -41,7 +41,7 @@ class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
     # It is computed from a history entry, so `event` may have moved on to a later status than `status`.
 
     status: EventGridStatus  # Scheduled, Started, Completed or Canceled: what the change led to
-    at: float  # when it changed, in POSIX seconds of lab time
+    at: LabTime  # when it changed
     event: Event  # as it is now
     resource: str  # the resource id of its scope in Azure: a VM, availability set, scale set or cloud service
     subscription_id: str  # of one of the VMs that the event lists, as the next two fields
@@ -113,7 +113,7 @@ class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):
     topic: str  # only in Event Grid: the subscription; `/forewarn` if it is not about an event
     source: str  # only in CloudEvents: the resource; `/forewarn` if it is not about an event
     subject: str  # what it is about: the resource id of an event, `rollouts/ID`, `rollouts` or `webhook`
-    at: float  # when it happened, in POSIX seconds of lab time; shown as UTC
+    at: LabTime  # when it happened; shown as UTC
     data: dict[str, Any]  # the JSON object with the details
     data_version: str = "3.0"  # only in Event Grid: the version of the form of `data`
 

@@ -48,10 +48,10 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 
     # It assumes that nobody approves, that every act takes its usual time, and that no other request comes in between.
 
-    now: Timestamp  # lab time of the preview
+    now: Timestamp  # of the preview
     events: tuple[PreviewedEvent, ...]  # in order of publication
     vms: int  # how many VMs the request is about, each counted once
-    over_at: Timestamp | None  # when its last event would be over, in lab time; None: after the end of the preview
+    over_at: Timestamp | None  # when its last event would be over; None: after the end of the preview
     is_partial: bool  # the preview does not reach the end: more events may follow than are listed here
     summary: tuple[str, ...]  # the summary for people
     rollout_waves: tuple[PlannedWave, ...] = ()  # of a rollout: its waves, with latest times; () for other requests

@@ -24,7 +24,7 @@ from forewarn.core.rollout import handled_vms, host_units, needs_gate
 from forewarn.core.waves import WaveStep, rollout_target_text, wave_phase, wave_specs, waves_to_come
 from forewarn.core.windows import MaintenanceCalendar, calendar_text, next_start
 from forewarn.duration import duration_text
-from forewarn.times import Timestamp, timestamp
+from forewarn.times import LabTime, Timestamp, timestamp
 from forewarn.wording import first_names
 
 MAX_PLANNED_NAMES = 1000  # VM names of one wave that a plan lists
@@ -47,7 +47,7 @@ class PlannedWave(msgspec.Struct, frozen=True, kw_only=True):
     size: int  # how many VMs it has; 0: it is passed over
     vms: tuple[str, ...]  # their names, at most 1,000, by update domain
     update_domains: int  # how many, in the scope with the most of them: they follow one another
-    starts: tuple[Timestamp, ...]  # lab times at which its events start if nobody approves, each once, ascending
+    starts: tuple[Timestamp, ...]  # when its events start if nobody approves, each once, ascending
     earliest: WaveTimes | None = None  # if each event is approved at once; None: not simulated, or it got no event
     latest: WaveTimes | None = None  # if nobody approves; None: not simulated, or it got no event
     without_handler: tuple[str, ...] = ()  # names of its VMs that do not poll for events, at most 1,000
@@ -60,14 +60,14 @@ class ForecastWave(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # waiting (not begun), now, settling or done
     size: int  # VMs that it has or will have
     times: WaveTimes | None = None  # None: it has no VMs, or they cannot be known
-    starts: tuple[Timestamp, ...] = ()  # lab times at which its events have started or will, each once, ascending
+    starts: tuple[Timestamp, ...] = ()  # when its events have started or will, each once, ascending
 
 
 class RolloutForecast(msgspec.Struct, frozen=True, kw_only=True):
     """How a rollout goes on from now: the sizes and times of its waves, and its expected end."""
 
     waves: tuple[ForecastWave, ...]  # in order; without those of which nothing is known, as an earlier release's
-    ends_at: float | None  # when the last wave has settled, in lab time; None: a window or a budget never lets it end
+    ends_at: LabTime | None  # when the last wave has settled; None: a window or a budget never lets it end
     is_measured: bool  # it assumes the pace of its events so far; False: that nobody approves
 
 
@@ -76,7 +76,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     # The earliest times assume that each event is approved when it is published, the latest that nobody approves.
 
-    now: Timestamp  # lab time of the plan
+    now: Timestamp  # of the plan
     target: str  # what it covers, for people
     impact: str  # update, migrate or reboot
     notice_s: float  # the notice of its events, in seconds of lab time
@@ -102,7 +102,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     events: Sequence[Event]  # of the request alone, oldest first
     is_over: bool  # False: the simulation ended before the request did
-    closed_at: float | None = None  # lab time at which a rollout had nothing left to do; None: not reached
+    closed_at: LabTime | None = None  # when a rollout had nothing left to do; None: not reached
     reason: str = ""  # why the rollout stopped, such as that no window follows; "": there is nothing to say
     waits_for: tuple[str, ...] = ()  # what it waits for at last, in clauses, such as a budget; () if for nothing
     served_by: Mapping[str, frozenset[tuple[str, str]]] = {}  # other rollout → scope id and name of VMs that it serves

@@ -22,6 +22,7 @@ import msgspec
 from forewarn.errors import Rejected
 from forewarn.hypervisor.interface import ActNotTried
 from forewarn.hypervisor.liveness import process_start_time, wait_for_process_exit
+from forewarn.times import LabTime
 
 _OUTPUT_TAIL_BYTES = 4096
 _KILL_WAIT_S = 10.0  # until a killed process must be gone
@@ -178,7 +179,7 @@ class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The journal's entry about the latest run of the operator's command for one act."""
 
     act_id: str  # of the act, or `ACT/STEP` for a step of a move
-    begun_at: float  # lab time
+    begun_at: LabTime
     pid: int = 0  # 0: the command is not known to have started
     started: str = ""  # the process's start time, in clock ticks since boot; "": not known
     ok: bool | None = None  # whether the act succeeded; None: its end was not seen

@@ -15,6 +15,7 @@ import msgspec
 from forewarn.core.event import Act
 from forewarn.core.observation import HostObservation
 from forewarn.errors import Unavailable
+from forewarn.times import LabTime
 
 
 class ActDone(msgspec.Struct, frozen=True):
@@ -27,7 +28,7 @@ class ActDone(msgspec.Struct, frozen=True):
 class ActUnderWay(msgspec.Struct, frozen=True):
     """The act is not over yet: perform it again, with the same id, at lab time `at` or later."""
 
-    at: float  # lab time
+    at: LabTime
     note: str = ""  # for people: progress, or what it waits for
     waits_for_host: str = ""  # a host (by name) that does not answer, and without which it cannot go on; "": none
 

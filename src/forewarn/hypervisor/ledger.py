@@ -20,6 +20,7 @@ import msgspec
 from forewarn.core.cause import Verb
 from forewarn.errors import Rejected, Unavailable
 from forewarn.hypervisor.interface import ActDone, ActNotTried
+from forewarn.times import LabTime
 
 _IN_MEMORY = ":memory:"
 _APPLICATION_ID, _USER_VERSION = 0x66776C67, 1  # marks the file as a ledger ("fwlg") with this schema
@@ -57,8 +58,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     vm: str  # the VM's key
     verb: Verb  # of the act
     event_id: str  # of the act's event
-    begun_at: float  # lab time of the first perform
-    ends_at: float  # lab time, planned when it began
+    begun_at: LabTime  # of the first perform
+    ends_at: LabTime  # planned when it began
     ended: bool = False  # whether a perform at `ends_at` or later has seen its end
     from_host: str = ""  # where the VM was when it began; "": on no host
     to_host: str = ""  # where it brings the VM; "": it does not move

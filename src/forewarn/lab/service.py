@@ -25,7 +25,7 @@ from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHyperviso
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.service.maintenance_jobs import write_observation_batches
 from forewarn.store.memory import MemoryStore
-from forewarn.times import RealTime
+from forewarn.times import LabTime, RealTime
 from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 
 _DRAIN_S = 1.0  # real time, for requests in progress when the lab closes
@@ -39,7 +39,7 @@ class LabService:
     control: ControlPlane  # takes requests, faults and approvals, and moves the clock
     store: MemoryStore  # all state of the lab: fleet, events, history
     publisher: MetadataPublisher  # answers the VMs on loopback
-    started_at: float  # lab time at the start, in seconds since 1970
+    started_at: LabTime
     requests_touched: Counter[str] = field(default_factory=Counter)  # fault id → requests that it affected
 
     async def settle(self) -> None:

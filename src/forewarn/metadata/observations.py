@@ -24,7 +24,7 @@ from forewarn.metadata.interface import GuestView
 from forewarn.protocol import document as wire
 from forewarn.protocol.versions import version_lists_kind
 from forewarn.store.interface import LastPoll
-from forewarn.times import RealTime
+from forewarn.times import LabTime, RealTime
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class _VmActivity:
     wait_s: int = 0  # longest hold of the last poll
     window: tuple[float, int] | None = None  # real time at its start, and the count then
     previous_window: tuple[float, int] | None = None
-    latest_poll_at: float = 0.0  # lab time of the newest merged poll
+    latest_poll_at: LabTime = 0.0  # of the newest merged poll
     taken_at: float = _NEVER  # real time when the VM was last in a batch
     last_delivered: tuple[str, int, int, str] | None = None  # scope, epoch, incarnation, version
     delivered_events: set[tuple[str, wire.NoticeStatus]] = field(default_factory=set)

@@ -51,7 +51,7 @@ class AttentionItem(BaseView, frozen=True, kw_only=True):
     is_urgent: bool  # True for store, unprepared, failed, stopped and host-failed, False for the others
     count: int  # VMs (unprepared), acts (failed), events (approval) or hosts; 1 for a rollout or the store
     text: str  # a sentence for people
-    until: Timestamp | None = None  # lab time by which to act: NotBefore, for unprepared and approval; None: others
+    until: Timestamp | None = None  # by when to act: NotBefore, for unprepared and approval; None: others
     links: tuple[AttentionLink, ...] = ()  # actions first
 
 

@@ -141,8 +141,8 @@ class PendingEventView(BaseView, frozen=True, kw_only=True):
 
     id: str  # a GUID, upper case
     kind: str  # such as Reboot
-    published_at: Timestamp  # lab time
-    not_before: Timestamp  # lab time
+    published_at: Timestamp
+    not_before: Timestamp
     delivery: str  # nobody, soon (a VM of the scope polls), neighbour (only other VMs of it know) or given (to the VM)
 
 
@@ -160,7 +160,7 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     polling: str  # whether it polls, a PollingState: now, stopped, never or off (the VM does not run)
     agent: str  # the User-Agent of the last poll; "" if it never polled
     version: str  # the api-version of the last poll; "" if it never polled
-    last_polled_at: Timestamp | None  # lab time; None: it never polled
+    last_polled_at: Timestamp | None  # None: it never polled
     silent_s: float | None  # real time since it polled; None: it never polled
     gap_s: float | None  # real time between two polls, on average; None: not known
     wait_s: int  # how long its last poll lets the server hold it, a long poll; 0: not
@@ -170,7 +170,7 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     )  # lab time from publication to delivery, average of its last five events; None: of none
     last_delivered_after_s: float | None  # the same, of the last of them
     approvals: int  # how many of the last 200 events of its scope it approved
-    last_approved_at: Timestamp | None  # lab time; None: it approved none of them
+    last_approved_at: Timestamp | None  # None: it approved none of them
     pending: PendingEventView | None  # None: it has no pending event
     unprepared_reason: str  # why it is unprepared, in words; "": it is not
 
@@ -189,12 +189,12 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
     A VM is unprepared if it has a pending event that no VM of its scope has received or is about to receive.
     """
 
-    now: Timestamp  # lab time
+    now: Timestamp
     total: int  # all VMs that the user may see
     polling: dict[str, int]  # of these, by PollingState: now, stopped, never and off
     unprepared: int  # of these: VMs with a pending event that no handler knows of
     unprepared_names: tuple[str, ...]  # of the five of them with the earliest events, or fewer
-    impact_from: Timestamp | None  # NotBefore of the first event of an unprepared VM, in lab time; None: there is none
+    impact_from: Timestamp | None  # NotBefore of the first event of an unprepared VM; None: there is none
     q: str  # the search; this and `only` are those of the query
     only: str  # the chosen filter; "": all VMs
     found: int  # VMs that match

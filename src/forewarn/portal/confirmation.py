@@ -89,7 +89,7 @@ class PreviewedBatch(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # from 1
     title: str  # what is done to how many VMs, such as `Reboot of 12 VMs`
     update_domains: tuple[int, ...]  # of its VMs, each once, ascending
-    published_at: Timestamp  # of its first event; this and the next two are lab time
+    published_at: Timestamp  # of its first event
     not_before: Timestamp | None  # the earliest start without an approval, of events with notice; None: none has notice
     over_at: Timestamp | None  # when its last event is over; None: after the end of the preview
     events: tuple[PreviewedEvent, ...]  # the first 20
@@ -109,7 +109,7 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     batches: tuple[PreviewedBatch, ...]  # the first 20 batches; () if there is nothing to publish, or no preview
     batches_left_out: int  # how many more there are
     diagram: WaveDiagram | None  # of a rollout: its waves over time; None: another form, or its times are not known
-    now: Timestamp  # lab time
+    now: Timestamp
     values: tuple[SubmittedValue, ...]  # as the user entered them; the confirmation submits them again
     idempotency_key: str  # makes the submission run once
     note: str = ""  # why the user has to confirm again: the key is no longer known; "": it is the first time

@@ -22,6 +22,7 @@ from forewarn.portal.fleet_overview import VisibleScopes
 from forewarn.portal.notice_history import KEPT_S, NoticeHistory, notice_sample
 from forewarn.portal.rollout_index import RolloutIndex
 from forewarn.store.interface import AppliedCommit
+from forewarn.times import LabTime
 
 RECENT_S = 86_400.0  # failed acts and stopped rollouts of the last day are shown
 _MAX_EVENTS_READ = 5_000  # that ended, at the start, for the notice that they got
@@ -38,7 +39,7 @@ class FailedAct:
     scope_id: str  # of the VM's scope
     event_id: str  # of the event that it belongs to
     verb: Verb  # what was to be done
-    at: float  # lab time at which it failed
+    at: LabTime  # when it failed
     note: str  # why it failed, for people; "": not known
 
 

@@ -157,7 +157,7 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
     delivered_as_started_at: Timestamp | None  # first delivery as Started; None: there was none
     verb: str  # the Verb of its act, such as reboot; "": it has none, as before the event starts
     ok: bool | None  # whether the act succeeded; None until its outcome is known
-    performed_at: Timestamp | None  # lab time of the outcome; None: it is not known yet
+    performed_at: Timestamp | None  # of the outcome; None: it is not known yet
     note: str  # while the act is under way: its progress; then of the outcome, such as why it failed
 
     @property
@@ -171,7 +171,7 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
 class EventPage(BaseView, frozen=True, kw_only=True):
     """The page of one event, live or over. Field names are JSON keys."""
 
-    now: Timestamp  # lab time
+    now: Timestamp
     card: EventStatusCard  # its state, what it waits for, and which forms the user may submit
     event: EventView
     lane: EventRow  # the same event as the only row of the chart

@@ -66,7 +66,7 @@ class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
 class HistoryPage(BaseView, frozen=True, kw_only=True):
     """One page of the history. Field names are JSON keys."""
 
-    now: Timestamp  # lab time
+    now: Timestamp
     entries: tuple[HistoryEntryView, ...]  # newest first
     older: int | None  # `before` of a link to older entries; None: there are none; never None with `after` alone
     newer: int | None  # `after` of a link to newer entries; None: there are none; never None if the query has `before`

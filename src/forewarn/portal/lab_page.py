@@ -30,7 +30,7 @@ _CSV_COLUMNS = ("fault", "kind", "category", "for", "set_by", "set_at", "remaini
 class DueItem(BaseView, frozen=True, kw_only=True):
     """Something that happens next when lab time advances: a notice ends, or a storm sets a fault."""
 
-    at: Timestamp  # lab time
+    at: Timestamp
     text: str  # what happens, as a clause
     event: str = ""  # id of the event that it is about; "": none
 
@@ -59,7 +59,7 @@ class ClockJump(BaseView, frozen=True, kw_only=True):
 class LabPage(BaseView, frozen=True, kw_only=True):
     """The lab page: clock, faults, storms and replays. Field names are JSON keys."""
 
-    now: Timestamp  # lab time
+    now: Timestamp
     speed: float  # lab seconds per real second; 0: paused
     is_lab: bool  # whether the clock can be changed; if not, it shows real time
     due: tuple[DueItem, ...]  # the next three visible notices to end and the next fault of a storm, in order of time

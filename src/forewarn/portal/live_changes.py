@@ -27,7 +27,7 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
     """What changed, for one user: the message `change` of the live stream. Field names are JSON keys."""
 
     seq: int  # number of a history entry; the change covers everything up to it
-    now: Timestamp  # lab time
+    now: Timestamp
     scopes: tuple[str, ...]  # ids of the scopes that changed, sorted, as in the next two fields
     events: tuple[str, ...]  # ids, upper case
     requests: tuple[str, ...]  # ids, lower case
@@ -46,7 +46,7 @@ class ChangeBatch:
     """Changes of a short time, collected once for all open pages; each page gets what its user may see."""
 
     seq: int  # number of a history entry; the batch covers everything up to it
-    now: Timestamp  # lab time
+    now: Timestamp
     scopes: frozenset[str]  # ids
     events: Mapping[str, str]  # id → id of its scope
     requests: frozenset[str]  # ids

@@ -43,7 +43,7 @@ class NodesPageQuery(StrictBody, frozen=True, kw_only=True):
 class NodesPage(BaseView, frozen=True, kw_only=True):
     """The page of nodes: control nodes, and one page of the host nodes that match. Names are JSON keys."""
 
-    now: Timestamp  # lab time
+    now: Timestamp
     is_cluster: bool  # False: the service runs alone on this machine
     has_bus: bool  # host nodes answer VMs and act; False: the service itself does
     active: str  # the active control node, as last read from the lease; "": none, or the service has no others

@@ -31,7 +31,7 @@ class NoticeColumn(BaseView, frozen=True, kw_only=True):
     notice.
     """
 
-    since: Timestamp  # lab time at which the stretch begins
+    since: Timestamp  # when the stretch begins
     events: int  # how many started
     reasons: dict[str, int]  # events by reason of their start; every reason is a key
     promised_s: float | None  # from publication to NotBefore, on average; None: no event had notice
@@ -71,9 +71,9 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
     """Two charts over time: notice promised and given, and why events started. Field names are JSON keys."""
 
     span: str  # a key of CHART_SPANS: 1h, 6h, 1d or 7d
-    since: Timestamp  # lab time; later than the span begins if earlier starts are not known
-    until: Timestamp  # lab time: the end of the last column, in which the current time is
-    complete_since: Timestamp | None  # lab time; starts before it are not counted; None: all of the span are
+    since: Timestamp  # later than the span begins if earlier starts are not known
+    until: Timestamp  # the end of the last column, in which the current time is
+    complete_since: Timestamp | None  # starts before it are not counted; None: all of the span are
     columns: tuple[NoticeColumn, ...]  # those with events, in order of time
 
     @property

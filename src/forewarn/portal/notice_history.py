@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from forewarn.core.event import Event
 from forewarn.explain.phrases import started_without_notice
+from forewarn.times import LabTime
 
 KEPT_S = 7 * 86_400  # sums that are older are dropped
 START_REASONS = ("approved", "due", "without_notice", "early")  # why an event started; early must not happen
@@ -24,7 +25,7 @@ class NoticeSample(NamedTuple):
     """The notice of one event that started. A tuple, because thousands are kept."""
 
     scope_id: str  # of the event's scope
-    started_at: float  # lab time
+    started_at: LabTime
     promised_s: float | None  # seconds from publication to NotBefore, rounded down; None: without notice
     given_s: float  # seconds from publication to the start
     reason: str  # why it started: without_notice, approved (also after its notice ended), due (it ended) or early

@@ -57,7 +57,7 @@ class UpcomingEvent(BaseView, frozen=True, kw_only=True):
     scope_title: str  # such as `availability set web`
     cause: str  # a value of Cause
     is_approved: bool  # by a VM, a user or policy
-    not_before: Timestamp  # lab time
+    not_before: Timestamp
     waits_for: str  # in words; "": nothing, it starts now
     request_id: str  # of its request, or the id of the fault that made it
     more: int  # events of the same request among the next 2,000 that are left out after this one
@@ -74,7 +74,7 @@ class CurrentEvent(BaseView, frozen=True, kw_only=True):
     scope: str  # its id
     scope_title: str  # such as `availability set web`
     cause: str  # a value of Cause
-    started_at: Timestamp  # lab time
+    started_at: Timestamp
     vms: int  # how many acts it has, one per VM
     done: int  # acts that ended, in success or failure
     failed: int  # acts that failed
@@ -91,7 +91,7 @@ class CurrentRollout(BaseView, frozen=True, kw_only=True):
     progress: str  # a RolloutState; of an open rollout mostly running or paused
     requested_by: str  # the name of who requested it
     tally: RolloutTally  # its VMs by what happened to them
-    ends_at: Timestamp | None  # when it probably ends, in lab time; None: paused, on hold, or it cannot be known
+    ends_at: Timestamp | None  # when it probably ends; None: paused, on hold, or it cannot be known
     is_at_pace: bool  # `ends_at` assumes the pace of its events so far; false: that nobody approves
 
     @property
@@ -115,13 +115,13 @@ class CurrentRollout(BaseView, frozen=True, kw_only=True):
 class OverviewPage(BaseView, frozen=True, kw_only=True):
     """The overview page as one user sees it. Field names are JSON keys."""
 
-    now: Timestamp  # lab time
+    now: Timestamp
     is_lab: bool  # whether the clock can be changed
     speed: float  # lab seconds per real second
     counts: dict[str, int]  # of the VMs that the user may see, by VmState without gone, 0 included
     total: int  # VMs that the user may see
     attention: tuple[AttentionItem, ...]  # urgent ones first
-    attention_changes_at: Timestamp | None  # lab time at which the next event may begin to need an approval; None: none
+    attention_changes_at: Timestamp | None  # when the next event may begin to need an approval; None: none
     scheduled: int  # events that the user may see
     upcoming: tuple[UpcomingEvent, ...]  # the soonest of them, at most six, and at most three of one request
     started: int  # events that the user may see

@@ -58,7 +58,7 @@ class RequestPageQuery(DoneMessageQuery, frozen=True, kw_only=True):
 class RequestTimeline(BaseView, frozen=True, kw_only=True):
     """One page of the events of a request or rollout, over time. Field names are JSON keys."""
 
-    now: Timestamp  # lab time
+    now: Timestamp
     lanes: tuple[EventRow, ...]  # live events first, then past ones, each newest first
     more: int  # visible events that are not in `lanes`, such as those on other pages
     approvable: tuple[str, ...]  # ids of those in `lanes` that await approval, and that the user may approve

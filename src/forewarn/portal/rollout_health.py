@@ -14,7 +14,7 @@ _MAX_RECENT = 10  # of one check that are shown
 class RecentMeasurement(BaseView, frozen=True, kw_only=True):
     """One of the latest measurements of a health check of a rollout. Field names are JSON keys."""
 
-    at: Timestamp  # lab time
+    at: Timestamp
     outcome: str  # good, bad, unclear or error
     text: str  # what was seen, for people
 

@@ -154,7 +154,7 @@ class StoppedRollout:
     """A rollout that stopped by itself, as when too many VMs failed."""
 
     request: MaintenanceRequest  # with the stopped rollout
-    at: Timestamp  # lab time at which it stopped
+    at: Timestamp  # when it stopped
 
 
 class RolloutIndex:

@@ -126,7 +126,7 @@ class RolloutBatchView(BaseView, frozen=True, kw_only=True):
     vms: int  # how many VMs its events affect
     done: int  # VMs whose event is over, even if it failed, and was not withdrawn
     failed: int  # VMs whose event failed
-    published_at: Timestamp  # lab time
+    published_at: Timestamp
     next_start: Timestamp | None  # the earliest NotBefore of its scheduled events; None: it has none
     over_at: Timestamp | None  # when its last event was over; None: some are live
 

@@ -41,7 +41,7 @@ class ScopeMemberView(BaseView, frozen=True, kw_only=True):
     update_domain: int  # from 0
     fault_domain: int  # from 0
     host: str  # "": on none
-    last_polled_at: Timestamp | None  # lab time; None: never
+    last_polled_at: Timestamp | None  # None: never
     polled_version: str | None  # the api-version of its last poll; None: it never polled
     polls: int  # how many it has sent so far
     is_silent: bool  # it does not poll now
@@ -52,7 +52,7 @@ class RemovedVmView(BaseView, frozen=True, kw_only=True):
 
     key: str  # `subscription id/resource group/name` in lower case
     name: str  # of the VM
-    removed_at: Timestamp  # lab time
+    removed_at: Timestamp
 
 
 class ScopePage(BaseView, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     title: str  # such as `availability set web`
     card: EventStatusCard | None  # the live event that matters next; None: there is none
     enabled: bool  # whether scheduled events are enabled for it
-    enabled_at: Timestamp | None  # lab time; None: it is not enabled
+    enabled_at: Timestamp | None  # None: it is not enabled
     epoch: int  # how often it was enabled or reset
     incarnation: int  # of its document, within the epoch
     forms: tuple[FormLink, ...]  # that the user may submit for it

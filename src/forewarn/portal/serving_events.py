@@ -14,6 +14,7 @@ from forewarn.core.event import Event
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.rollout import rollout_vm_states
 from forewarn.core.shared_work import VmInScope
+from forewarn.times import LabTime
 
 _SERVING_STATES = ("scheduled", "started", "done")
 
@@ -22,7 +23,7 @@ class _Work(NamedTuple):
     request_id: str
     host: str
     state: str  # the field of RolloutTally that counts the VM
-    over_at: float | None  # lab time; None: it is live or planned
+    over_at: LabTime | None  # None: it is live or planned
     is_planned: bool
 
 

@@ -33,7 +33,7 @@ class EventStatusCard(BaseView, frozen=True, kw_only=True):
     text: str  # a sentence: what it waits for, what is in progress, or how it ended
     starts_at: Timestamp | None  # when it starts, or its wait ends, at the latest; None: not known, now or started
     needs_approval: bool  # before `starts_at` only an approval starts it
-    started_at: Timestamp | None  # None: not started, or over; this and `starts_at` are lab time
+    started_at: Timestamp | None  # None: not started, or over
     may_approve: bool  # it awaits approval, and the user has the right
     may_withdraw: bool  # it has not started, and the user has the right
     others: int  # how many live events the page has beside this one

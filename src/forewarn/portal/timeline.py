@@ -145,7 +145,7 @@ class TimelineLink(BaseView, frozen=True, kw_only=True):
 class TimelinePage(BaseView, frozen=True, kw_only=True):
     """The timeline page: events over time. Field names are JSON keys."""
 
-    now: Timestamp  # lab time
+    now: Timestamp
     window: TimeWindow  # the time that the chart shows
     follows: bool  # the window moves with the current time
     lanes: tuple[EventRow, ...]  # newest first; at most MAX_EVENTS_SHOWN, of more the live ones and then the newest

@@ -77,7 +77,7 @@ class TimeWindow(BaseView, frozen=True, kw_only=True):
 class AxisTick(BaseView, frozen=True, kw_only=True):
     """A tick of the time axis of a chart, with its text and, where the day changes, the day."""
 
-    at: Timestamp  # lab time
+    at: Timestamp
     x: float  # percent of the width
     text: str  # the time of day in UTC; the date such as `05 Jan` if ticks are days apart
     day: str = ""  # the date at the first tick of a day, usually also at the first of all, or the weekday; "": none
@@ -198,7 +198,7 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     cause: str  # a value of Cause
     vms: tuple[str, ...]  # names
     state: str  # scheduled, approved (and not started), started, finished, failed, withdrawn or not needed
-    published_at: Timestamp  # lab time, as the other times
+    published_at: Timestamp
     not_before: Timestamp  # NotBefore, as documents show it
     approved_at: Timestamp | None  # None: not approved
     approved_by: str  # "": nobody
@@ -293,7 +293,7 @@ class BarSegment(BaseView, frozen=True, kw_only=True):
     """
 
     what: str  # promised, notice, waiting or performing
-    since: Timestamp  # lab time, as `until`
+    since: Timestamp
     until: Timestamp  # where it ends
     x: float  # of its left edge, in percent of the chart's width
     width: float  # in percent of the chart's width
@@ -304,7 +304,7 @@ class ChartMark(BaseView, frozen=True, kw_only=True):
     """A mark on an event's bar in a timeline chart: something that happened at one time."""
 
     what: str  # published, not-before, approved, started or a final state (finished, failed, withdrawn, not-needed)
-    at: Timestamp  # lab time
+    at: Timestamp
     x: float  # percent of the width, clamped a little outside of the window
     text: str  # of the tooltip, such as who approved it
 
@@ -335,7 +335,7 @@ class TimelineChart(BaseView, frozen=True, kw_only=True):
     """A timeline chart: time axis, bands of bars, and a line at the current time."""
 
     window: TimeWindow
-    now: Timestamp  # lab time
+    now: Timestamp
     now_x: float  # percent of the width; outside of 0 to 100, from -10 to 110, if `now` is not in the window
     ticks: tuple[AxisTick, ...]
     narrow_ticks: tuple[AxisTick, ...]  # those of a chart on a phone

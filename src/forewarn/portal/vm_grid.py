@@ -52,7 +52,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
     silent_s: float | None  # real time since the latest poll of its VMs; None: none
     asking: int  # how many of the VMs in `size` polled in the last minute of real time
     events: int  # live events of its scopes
-    next_not_before: Timestamp | None  # the earliest NotBefore of the scheduled ones, in lab time; None: there are none
+    next_not_before: Timestamp | None  # the earliest NotBefore of the scheduled ones; None: there are none
     at_work: tuple[int, ...]  # update domains with an act in progress, ascending; empty for standalone VMs
 
     @property

@@ -36,7 +36,7 @@ class VmPage(BaseView, frozen=True, kw_only=True):
     state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
     card: EventStatusCard | None  # the live event that matters next; None: none affects it
     resource: str  # its Azure resource id
-    removed_at: Timestamp | None  # lab time; None: it exists
+    removed_at: Timestamp | None  # None: it exists
     poll: str  # a curl command that polls as the VM does; "" if the VM has no address of its own, or was removed
     forms: tuple[FormLink, ...]  # that the user may submit for it
     events: tuple[EventView, ...]  # live events that affect it, in order of publication

@@ -22,7 +22,7 @@ from forewarn.service.doctor import hypervisor_checks, run_checks, worker_checks
 from forewarn.service.maintenance_jobs import record_fault_effects, write_observation_batches
 from forewarn.service.settings import Settings, SocketOwner
 from forewarn.service.web_server import OperatorServer
-from forewarn.times import timestamp
+from forewarn.times import LabTime, timestamp
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.sign_in_links import sign_in_link_identity
 from forewarn.workers.publisher import MetadataPublisher, PublisherConfig
@@ -65,7 +65,7 @@ class Service:
     supervisors: SupervisorRegistry  # of the namespace VMs, and their connections
     operator_server: OperatorServer | None  # None: operators are served only on the unix socket
     metrics: ServiceMetrics
-    started_at: float  # lab time, in POSIX seconds
+    started_at: LabTime
 
     def info(self) -> dict[str, Any]:
         """Return the answer to `GET /service`: version, clock, listeners, workers, console, counts and more."""

@@ -18,7 +18,7 @@ from forewarn.core.maintenance_configuration import ConfigurationAssignment, Mai
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
-from forewarn.times import RealTime
+from forewarn.times import LabTime, RealTime
 
 T = TypeVar("T")
 # Names of saved values that a store must know.
@@ -34,7 +34,7 @@ class LastPoll(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     vm: str  # the key of the VM
     scope_id: str  # of the VM's scope
-    at: float  # lab time
+    at: LabTime
     version: str  # api-version of the request
     count: int = 0  # polls and approvals of this VM since it was added; in the batch of a worker, since its last batch
     agent: str = ""  # the client program, from its User-Agent

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from forewarn.errors import ForewarnError, Rejected, Unavailable
+from forewarn.times import LabTime
 
 LEASE_S = 3.0  # a lease that was not renewed for this long has expired, by the clock of the record's server
 
@@ -69,7 +70,7 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     url: str  # where that node can be reached; "" if it was a command
     number: int  # of the last group of writes in the record; 0: none yet
     seq: int  # of the last history entry ever written, also a pruned one
-    clock: float  # lab time of the last group; the clock of a later holder is never behind it
+    clock: LabTime  # of the last group; the clock of a later holder is never behind it
     remaining_s: float  # seconds until it expires, by the server's clock; 0 or less: it has expired
     server_time: float  # the server's own clock, in POSIX seconds
     record_id: str  # another one each time the record is made, moved or renewed; a copy of another one is useless
@@ -94,7 +95,7 @@ class RecordGroup(msgspec.Struct, frozen=True, kw_only=True):
     term: int  # of the lease under which it was written
     number: int  # one more than that of the group before
     seq: int  # of the last history entry after it
-    clock: float  # lab time when it was committed
+    clock: LabTime  # when it was committed
     changes: tuple[RowChange, ...]  # of replicated tables, deletions first
     revision: str = ""  # of the schema that the rows have
     hash: str = ""  # over all groups up to this one, see `chain_hash`; "" if a release without it wrote the group

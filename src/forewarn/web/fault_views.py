@@ -21,13 +21,13 @@ class FaultView(BaseView, frozen=True, kw_only=True):
     vm: str  # a name; empty for a fault of a scope or of the whole fleet
     scope: str  # an id; empty for a fault of the whole fleet
     set_by: str  # the name of who set it
-    set_at: Timestamp  # lab time
+    set_at: Timestamp
     parameters: dict[str, float]  # by name, with the defaults of the kind
     count: int | None  # it ends after this many requests or events; None: no limit
     remaining: int | None  # of its count; None: no limit
     remaining_s: float | None  # real time for faults on requests, lab time for those on events; None: until cleared
     applied: int  # how many requests or events it affected so far; of a reset, scopes
-    last_applied_at: Timestamp | None  # lab time of the last request; None: none so far, or a fault on events
+    last_applied_at: Timestamp | None  # of the last request; None: none so far, or a fault on events
     events: tuple[str, ...]  # ids of the events it affected, among the 1,000 newest, oldest first
     symptom: str  # what VMs notice of it, in words
 
@@ -50,7 +50,7 @@ class StormView(BaseView, frozen=True, kw_only=True):
     id: str  # such as s1
     seed: int  # the same seed, VMs and duration give the same schedule
     set_by: str  # the name of who set it
-    set_at: Timestamp  # lab time
+    set_at: Timestamp
     duration_s: float  # its duration, in seconds of lab time
     faults: tuple[StormFaultView, ...]  # its scheduled faults, in order
 

@@ -20,7 +20,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     reason: str  # why it ended, or paused itself; "": neither, or it completed without failures
     closed: bool  # nothing is left to publish, withdraw or wait for
     requested_by: str  # the name of who requested it
-    requested_at: Timestamp  # when it was requested, in lab time
+    requested_at: Timestamp
     notice_s: float  # of its events, in lab time
     max_failures: int  # 0: failures never stop it
     hold: str  # why all rollouts are on hold; "": they are not, or it has ended
@@ -31,8 +31,8 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     wave_vms: tuple[int, ...]  # VMs of each wave, begun or to come; () once it has ended
     wave: int  # number of the wave that it works on, or that settles, from 1
     settle_s: float  # lab time that must pass after the last event of each wave
-    settles_until: Timestamp | None  # lab time until which the wave settles; None: it does not
-    ends_at: Timestamp | None  # when it probably ends, in lab time; None: paused, on hold, ended, or it cannot be known
+    settles_until: Timestamp | None  # until when the wave settles; None: it does not
+    ends_at: Timestamp | None  # when it probably ends; None: paused, on hold, ended, or it cannot be known
     is_at_pace: bool  # `ends_at` assumes the pace of its events so far; false: that nobody approves
     waits_for: tuple[str, ...]  # what keeps it from publishing more, in clauses: settling, budgets, checks, a hold
 

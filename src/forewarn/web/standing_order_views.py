@@ -77,7 +77,7 @@ class StandingOrderView(BaseView, frozen=True, kw_only=True):
     windows: str = ""  # when its events may start without an approval, for people; "": at any time
     at_once: int = 0  # how many hosts are visited at a time
     set_by: str = ""  # the name of who set it
-    set_at: Timestamp | None = None  # when it was set, in lab time
+    set_at: Timestamp | None = None
     total: int = 0  # hosts of the fleet
     visited: int = 0  # hosts whose last visit with its impact is not longer ago than the interval
     late: int = 0  # hosts that are late

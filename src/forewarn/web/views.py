@@ -40,10 +40,10 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
     id: str  # such as `set:SUBSCRIPTION/GROUP/NAME` in lower case
     title: str  # such as `availability set web`
     enabled: bool  # whether documents show its events
-    enabled_at: Timestamp | None  # lab time; None: not enabled
+    enabled_at: Timestamp | None  # None: not enabled
     epoch: int  # grows each time it is enabled or reset; after a restored backup it is a large number
     incarnation: int  # of its document, within the epoch
-    last_request_at: Timestamp | None  # lab time at which it was last polled or enabled; None: never
+    last_request_at: Timestamp | None  # when it was last polled or enabled; None: never
     vms: tuple[str, ...]  # names
     update_domains: tuple[int, ...]  # of these VMs, each once, ascending
     events: int  # how many are live
@@ -60,7 +60,7 @@ class WaitView(BaseView, frozen=True, kw_only=True):
 
     reason: str  # the code
     text: str  # for people; completes "it waits for …"
-    until: Timestamp | None  # lab time in POSIX seconds; None: not known, because more than the time decides
+    until: Timestamp | None  # None: not known, because more than the time decides
 
 
 class ActView(BaseView, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class ActView(BaseView, frozen=True, kw_only=True):
     verb: str  # what is done to the VM, such as freeze, reboot or redeploy
     to_host: str  # the host that the VM comes to; "": it stays where it is, leaves its host, or no host is free
     ok: bool | None  # False: it failed; None: no outcome yet
-    at: Timestamp | None  # when the outcome was reported, in lab time; None: no outcome yet
+    at: Timestamp | None  # when the outcome was reported; None: no outcome yet
     note: str  # while it is under way: its progress, or what it waits for; then of the outcome, such as why it failed
 
 
@@ -88,12 +88,12 @@ class EventView(BaseView, frozen=True, kw_only=True):
     status: str  # scheduled, started or over
     source: str  # Platform or User
     vms: tuple[str, ...]  # names
-    published_at: Timestamp  # lab time; of one that is not listed, when it was performed
-    not_before: Timestamp  # lab time from which it may start without an approval
-    approved_at: Timestamp | None  # lab time; None: not approved
+    published_at: Timestamp  # of one that is not listed, when it was performed
+    not_before: Timestamp  # from when on it may start without an approval
+    approved_at: Timestamp | None  # None: not approved
     approved_by: str  # a name, or `policy` if a setting of the VM approved it; "": not approved
-    started_at: Timestamp | None  # lab time; None: not started
-    over_at: Timestamp | None  # lab time; None: it is live
+    started_at: Timestamp | None  # None: not started
+    over_at: Timestamp | None  # None: it is live
     ending: str | None  # finished, failed, withdrawn or not needed; None while it is live
     reason: str  # why it failed, was withdrawn or was not needed; "" otherwise
     note: str  # why it has no notice, or less or more than usual
@@ -145,7 +145,7 @@ class VmView(BaseView, frozen=True, kw_only=True):
     url: str | None  # where the VM reads its events in a lab; None on a real network, or if it is not served
     host: str  # "" while it is deallocated or removed
     power: str  # running, stopped or deallocated
-    last_polled_at: Timestamp | None  # lab time of its last poll or approval; None: it never sent one
+    last_polled_at: Timestamp | None  # of its last poll or approval; None: it never sent one
     silent_s: float | None  # real time since its last poll, or since the end of a long poll; None: it never polled
     polled_version: str | None  # the api-version of its last poll; None: it never polled
     polls: int  # how many polls and approvals it has sent since it was added
@@ -251,7 +251,7 @@ class RequestView(BaseView, frozen=True, kw_only=True):
     id: str  # a GUID in lower case
     operation: str  # such as restart, rollout or fail
     requested_by: str  # the name of the caller
-    requested_at: Timestamp  # lab time
+    requested_at: Timestamp
     targets: tuple[str, ...]  # names of VMs or hosts, or words for what a rollout covers
 
 
@@ -305,7 +305,7 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
     """One history entry: what happened, when, who caused it; ids and names are "" if it has none."""
 
     seq: int  # its number, which grows with every entry
-    at: Timestamp  # lab time
+    at: Timestamp
     kind: str  # its kind, such as requested, published or started
     text: str  # a sentence for people
     actor: str  # the name of the user or client, or of the service itself
@@ -367,7 +367,7 @@ class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     vm: str  # the name of the VM whose scope it is shown to
     scope: str  # the id of that scope
     requested_by: str  # the name of who requested it
-    requested_at: Timestamp  # when it was requested, in lab time like the times below
+    requested_at: Timestamp
     speed: float  # 2: twice as fast as recorded
     loops: int  # how often the recording is replayed in all
     loop: int  # the current loop, from 1; after the end the last one

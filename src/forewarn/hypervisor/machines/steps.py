@@ -12,6 +12,7 @@ import msgspec
 
 from forewarn.core.cause import Verb
 from forewarn.hypervisor.machines.driver import MachineState, MigrationProgress
+from forewarn.times import LabTime
 
 
 class Step(StrEnum):
@@ -49,7 +50,7 @@ class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
     """When an act entered a step; part of the journal's record of the act."""
 
     step: Step  # the one that was entered
-    lab_at: float  # lab time
+    lab_at: LabTime
     real_at: float  # real time; both are POSIX seconds
 
 
@@ -135,7 +136,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str = ""  # for people: why the VM is HALTED, where it is; "": it is not, or that is not known
     is_overdue: bool = False  # whether the step has taken longer than its limit
     done: Operation | None = None  # the last operation that this process completed in this step
-    now: float = 0.0  # lab time
+    now: LabTime = 0.0
 
     @property
     def is_sending(self) -> bool:
@@ -164,7 +165,7 @@ class Wait(msgspec.Struct, frozen=True):
     """Decision about an act: nothing can be done now; observe again later."""
 
     note: str  # for people: progress, or what it waits for
-    until: float | None = None  # lab time; None: observe again soon
+    until: LabTime | None = None  # None: observe again soon
     host: str = ""  # the host that does not answer, and that it waits for; "": it waits for something else
 
 
