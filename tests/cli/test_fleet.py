@@ -134,3 +134,10 @@ def test_a_deleted_vm_of_the_file_is_left_out_with_a_remedy(lab: Any, file: Path
 def test_a_file_can_come_from_stdin(lab: Any) -> None:
     result = lab("fleet", "check", "-", typed=MORE)
     assert (result.exit_code, "+ VM new" in result.stdout) == (0, True)
+
+
+def test_a_question_about_one_vm_names_it(production: Any, file: Path) -> None:
+    production.good("fleet", "apply", str(file), "--yes")
+    file.write_text(MORE.partition("[[vms]]")[0])
+    message = production.refused("fleet", "apply", str(file))
+    assert "Removed from the fleet at once, without an event: 1 VM (new)" in message

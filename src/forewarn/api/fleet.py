@@ -120,9 +120,9 @@ async def preview_apply_fleet(context: RequestContext, call: HandlerCall, body: 
     """Preview the application of a fleet file: how much it would change, and which VMs and hosts it would remove."""
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
     difference = await _compare_with_store(context, proposal, resurrect=body.resurrect)
-    gone = {"VMs": _names_of(difference.removed), "hosts": _names_of(difference.hosts_removed)}
+    gone = {"VM": _names_of(difference.removed), "host": _names_of(difference.hosts_removed)}
     removed = tuple(
-        f"Removed from the fleet at once, without an event: {len(names)} {what} ({first_names(names)})."
+        f"Removed from the fleet at once, without an event: {len(names)} {what}{'s' * (len(names) > 1)} ({first_names(names)})."
         for what, names in gone.items()
         if names and not body.dry_run and not difference.problems  # else nothing is changed
     )
