@@ -117,7 +117,7 @@ from forewarn.errors import Unavailable
 from forewarn.store import SqliteStore
 
 def commit(size):
-    return Commit(entries=(HistoryEntry(at=0.0, what=EntryKind.SERVICE, text="x" * size),))
+    return Commit(entries=(HistoryEntry(at=0.0, kind=EntryKind.SERVICE, text="x" * size),))
 
 async def main():
     store = SqliteStore.open(Path(sys.argv[1]))
