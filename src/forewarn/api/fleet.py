@@ -122,7 +122,8 @@ async def preview_apply_fleet(context: RequestContext, call: HandlerCall, body: 
     difference = await _compare_with_store(context, proposal, resurrect=body.resurrect)
     gone = {"VM": _names_of(difference.removed), "host": _names_of(difference.hosts_removed)}
     removed = tuple(
-        f"Removed from the fleet at once, without an event: {len(names)} {what}{'s' * (len(names) > 1)} ({first_names(names)})."
+        f"Removed from the fleet at once, without an event: {len(names)} {what}{'s' * (len(names) > 1)} "
+        f"({first_names(names)})."
         for what, names in gone.items()
         if names and not body.dry_run and not difference.problems  # else nothing is changed
     )
