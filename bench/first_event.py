@@ -33,7 +33,7 @@ def measure(context: RunContext) -> tuple[Figure, ...]:
 def _first_event_s(forewarn: Path, data: Path) -> float:
     """Start a new lab, restart a VM, poll as that VM, and stop the lab; returns the seconds until the poll."""
     data.mkdir()
-    settings = {"FOREWARN_DATA": str(data), "FOREWARN_PORT": str(free_port()), "FOREWARN_CONSOLE": "127.0.0.1:0"}
+    settings = {"FOREWARN_DATA": str(data), "FOREWARN_PORT": str(free_port()), "FOREWARN_API": "127.0.0.1:0"}
     begin = time.perf_counter()
     started = run_clean(forewarn, "up", "--detach", "--wait-ready", "--json", cwd=data, **settings)
     try:

@@ -125,7 +125,7 @@ def _measure_portal(context: RunContext, count: int, *, watches: int) -> dict[st
     context.on_progress(f"a fleet of {count} VMs", 0, 1)
     with _service(data, single_vms(count, max(2, count // 40))) as (service, base):
         service.check_vm_count(count)
-        console = service.ask("GET", "/service")["console"]
+        console = service.ask("GET", "/service")["api"]
         task = {
             "chromium": shutil.which("chromium"),
             "base": base,
@@ -149,7 +149,7 @@ def _measure_portal(context: RunContext, count: int, *, watches: int) -> dict[st
 @contextmanager
 def _service(data: Path, fleet: str) -> Iterator[tuple[BenchService, str]]:
     port = free_port()
-    with BenchService(data=data, fleet=fleet, environment={"FOREWARN_CONSOLE": f"127.0.0.1:{port}"}) as service:
+    with BenchService(data=data, fleet=fleet, environment={"FOREWARN_API": f"127.0.0.1:{port}"}) as service:
         assert isinstance(service, BenchService)
         yield service, f"http://localhost:{port}"
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.unclosed_databases import warn_of_unclosed_databases
 
-os.environ["FOREWARN_CONSOLE"] = ""  # services that tests start in parallel would all use the default port
+os.environ["FOREWARN_API"] = ""  # services that tests start in parallel would all use the default port
 OPTION = "--allowed-skips"
 # How long an example takes says more about the machine than about the product.
 hypothesis.settings.register_profile("default", deadline=None)

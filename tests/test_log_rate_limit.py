@@ -96,9 +96,9 @@ def test_a_process_limits_the_messages_of_all_its_loggers() -> None:
     try:
         limit_repeated_messages()
         for _ in range(5):
-            logging.getLogger("forewarn.web.server").warning("the console cannot accept connections")
+            logging.getLogger("forewarn.web.server").warning("the API cannot accept connections")
     finally:
         root.removeHandler(handler)
         for other, filters in zip(others, before, strict=True):
             other.filters = filters
-    assert lines == ["the console cannot accept connections"]
+    assert lines == ["the API cannot accept connections"]

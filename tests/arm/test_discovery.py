@@ -101,7 +101,7 @@ def test_clients_are_sent_to_an_external_issuer(arm_of: Any, issuer: TokenIssuer
 def test_a_service_without_its_https_port_says_so(arm: Any, path: str) -> None:
     status, code, message = arm.refused("GET", path)
     assert (status, code) == (409, "OperationNotAllowed")
-    assert "the setting 'console'" in message
+    assert "the setting 'api'" in message
 
 
 def test_discovery_shows_nothing_of_the_fleet(open_arm: Any) -> None:

@@ -70,7 +70,7 @@ def test_a_service_without_an_api_port_issues_no_tokens() -> None:
 
 
 def test_a_lab_issues_tokens_on_loopback_only_with_the_setting_and_logs_a_warning(tmp_path: Path) -> None:
-    environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{free_port()}"}
+    environment = {"FOREWARN_API": f"127.0.0.1:{free_port()}"}
     with ServiceProcess(data=tmp_path, fleet=FLEET, environment=environment) as service:
         assert service.guest("web-0", "GET", ASK).status == 403
         assert service.api("GET", "/service").json["identity_on_loopback"] is False

@@ -186,7 +186,7 @@ def _dependencies(world: World, data: Path) -> Dependencies:
         write_secret(secret, SECRET)
         facts = {"url": "https://localhost:8443", "tenant_id": TENANT, "client_id": "admin", "issuer": ""}
         console = {**facts, "ca": str(certificates.ca.certificate), "admin_secret": str(secret)}
-        return {"version": "0.1.0", "lab": is_lab, "console": console, "identity_on_loopback": False}
+        return {"version": "0.1.0", "lab": is_lab, "api": console, "identity_on_loopback": False}
 
     async def doctor() -> list[Any]:
         return [SimpleNamespace(name="disk", ok=True, text="plenty of room", remedy="")]

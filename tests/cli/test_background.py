@@ -27,7 +27,7 @@ class Script:
         self.port, self.console = free_port(), free_port()
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("FOREWARN_")}
         self.env |= {"FOREWARN_DATA": str(data), "FOREWARN_PORT": str(self.port)}
-        self.env |= {"FOREWARN_CONSOLE": f"127.0.0.1:{self.console}"}
+        self.env |= {"FOREWARN_API": f"127.0.0.1:{self.console}"}
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -134,7 +134,7 @@ def test_a_lab_that_cannot_start_says_why_and_leaves_nothing_running(script: Scr
     ("arguments", "sentence"),
     [
         (["up", "--wait-ready"], "--wait-ready needs --detach"),
-        (["up", "--detach", "--console", "nowhere"], "nowhere"),
+        (["up", "--detach", "--api", "nowhere"], "nowhere"),
         (["down", "--timeout", "soon"], "soon"),
     ],
 )

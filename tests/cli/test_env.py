@@ -122,7 +122,7 @@ def test_env_takes_the_identity_of_the_given_vm(command: Any) -> None:
     console = {"url": "https://localhost:1", "ca": "", "admin_secret": "/s", "client_id": "admin", "tenant_id": "t"}
 
     def service(endpoint: str) -> ScriptedReply:
-        return json_reply({"console": console, "identity_on_loopback": True, "endpoint": endpoint})
+        return json_reply({"api": console, "identity_on_loopback": True, "endpoint": endpoint})
 
     with ScriptedServer(service("http://127.0.0.1:8254"), path=command.data / SOCKET_NAME):
         shown = command.json("env")
@@ -143,7 +143,7 @@ def _fresh(command: Any) -> Path:
 
 def test_env_leaves_the_users_own_certificate_and_issuer_alone(command: Any) -> None:
     facts = {"url": "https://localhost:1", "ca": "", "admin_secret": "", "client_id": "", "tenant_id": "t"}
-    view = json_reply({"console": {**facts, "issuer": "https://issuer.example.org"}, "identity_on_loopback": False})
+    view = json_reply({"api": {**facts, "issuer": "https://issuer.example.org"}, "identity_on_loopback": False})
     with ScriptedServer(view, path=command.data / SOCKET_NAME):
         shown = command.json("env")
         assert "has no secret: leave --with-secret out" in command.refused("env", "--with-secret")
@@ -153,6 +153,6 @@ def test_env_leaves_the_users_own_certificate_and_issuer_alone(command: Any) -> 
 
 
 def test_env_is_refused_by_a_service_without_https(command: Any) -> None:
-    with ScriptedServer(json_reply({"console": None}), path=command.data / SOCKET_NAME):
-        assert "does not serve HTTPS: give it an address with the setting 'console'" in command.refused("env")
+    with ScriptedServer(json_reply({"api": None}), path=command.data / SOCKET_NAME):
+        assert "does not serve HTTPS: give it an address with the setting 'api'" in command.refused("env")
         assert json.loads(command.refused("env", "--json"))["error"]["code"] == "Refused"

@@ -214,7 +214,7 @@ def test_a_certificate_for_other_names_is_refused(command: Any, certificates: An
         result = command(*arguments, typed=SECRET)
     assert result.exit_code == 2
     assert f"the certificate of {server.url} is for other names: " in result.stderr
-    assert "console_names" in result.stderr
+    assert "api_names" in result.stderr
 
 
 def test_a_server_without_tls_is_refused(command: Any) -> None:

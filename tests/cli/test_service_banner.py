@@ -21,7 +21,7 @@ NO_VMS = {"vms": 0, "scopes": 0, "hosts": 0, "events": 0}
 
 def service_info(**fields: Any) -> dict[str, Any]:
     """What the API says of a service, by default one without VMs, listeners and console, in real time."""
-    info: dict[str, Any] = {"version": "1", "counts": NO_VMS, "listeners": [], "workers": [], "console": None}
+    info: dict[str, Any] = {"version": "1", "counts": NO_VMS, "listeners": [], "workers": [], "api": None}
     return {**info, "now": time.time(), "speed": 1, **fields}
 
 
@@ -79,7 +79,7 @@ def test_the_banner_says_how_to_get_a_link_to_the_portal_unless_it_has_one(link:
     shown = io.StringIO()
     output.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
     console = {"url": "https://localhost:8443", "portal": "http://localhost:8443/portal/"}
-    info = service_info(lab=True, console=console)
+    info = service_info(lab=True, api=console)
     print_service(output, {**info, "pid": 1, "data": "/d", "identity_on_loopback": False, "endpoints": []}, link)
     assert ("get a link that opens the portal" in shown.getvalue()) == is_hinted
     assert shown.getvalue().rstrip().endswith(link)

@@ -37,7 +37,7 @@ resource_group = "back"
 @pytest.fixture(scope="module")
 def service() -> Iterator[ServiceProcess]:
     data = Path(tempfile.mkdtemp(prefix="fw"))
-    environment = {"FOREWARN_CONSOLE": "127.0.0.1:0"}
+    environment = {"FOREWARN_API": "127.0.0.1:0"}
     with ServiceProcess(data=data, fleet=FLEET, environment=environment) as running:
         yield running
     shutil.rmtree(data)
@@ -45,7 +45,7 @@ def service() -> Iterator[ServiceProcess]:
 
 @pytest.fixture
 def url(service: ServiceProcess) -> str:
-    found: str = service.api("GET", "/service").json["console"]["url"]
+    found: str = service.api("GET", "/service").json["api"]["url"]
     return found
 
 
@@ -130,7 +130,7 @@ def test_a_lab_in_a_terminal_shows_its_url_and_the_env_command(command: Any) -> 
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    terminal = {"FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1", "FOREWARN_CONSOLE": "127.0.0.1:0"}
+    terminal = {"FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1", "FOREWARN_API": "127.0.0.1:0"}
     env = {**os.environ, "FOREWARN_DATA": str(command.data), **terminal}
     arguments = [sys.executable, "-m", "forewarn.cli", "up", "--port", str(port)]
     shown = ""

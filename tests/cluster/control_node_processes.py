@@ -77,7 +77,7 @@ class ProcessCluster:
         given = {
             "store": self.store,
             "name": name,
-            "console": f"{'127.0.0.1' if part is None else part.address}:{free_port()}",
+            "api": f"{'127.0.0.1' if part is None else part.address}:{free_port()}",
             "console-url": self._console_url,
             "secrets": str(self.secrets),
             "enablement": "always",

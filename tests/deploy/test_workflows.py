@@ -90,7 +90,7 @@ class CiMachine:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "FOREWARN_DATA": str(self.data),
             "FOREWARN_PORT": str(free_port()),
-            "FOREWARN_CONSOLE": "127.0.0.1:0",
+            "FOREWARN_API": "127.0.0.1:0",
             "PYTEST_ADDOPTS": "-p no:cacheprovider",
         }
 

@@ -41,7 +41,7 @@ class Portal:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_clients_page_shows_what_handlers_do(tmp_path: Path, workers: int) -> None:
     console = free_port()
-    environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{console}"}
+    environment = {"FOREWARN_API": f"127.0.0.1:{console}"}
     arguments = ("--workers", str(workers))
     with ServiceProcess(data=tmp_path, fleet=FLEET, arguments=arguments, environment=environment) as service:
         portal = Portal(service, console)
@@ -69,7 +69,7 @@ def test_the_clients_page_shows_what_handlers_do(tmp_path: Path, workers: int) -
 
 def test_what_is_known_of_a_client_survives_a_kill(tmp_path: Path) -> None:
     console = free_port()
-    environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{console}"}
+    environment = {"FOREWARN_API": f"127.0.0.1:{console}"}
     with ServiceProcess(data=tmp_path, fleet=FLEET, environment=environment) as service:
         service.guest("web-0", "GET", POLL, **{"User-Agent": "handler/1.0"})
         service.api("GET", "/fleet")  # stores the observed polls

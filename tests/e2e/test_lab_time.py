@@ -171,8 +171,8 @@ def test_a_long_poll_is_held_in_real_time(service: ServiceProcess, ask: Ask) -> 
 
 
 def test_events_that_became_due_while_the_service_was_down_wait_for_the_grace_period(tmp_path: Path, ask: Ask) -> None:
-    """VMs that could not poll get `grace_s` of lab time to react, unless they have approved."""
-    with ServiceProcess(data=tmp_path, fleet=FLEET, environment={"FOREWARN_GRACE_S": "500000"}) as service:
+    """VMs that could not poll get `start_grace_s` of lab time to react, unless they have approved."""
+    with ServiceProcess(data=tmp_path, fleet=FLEET, environment={"FOREWARN_START_GRACE_S": "500000"}) as service:
         waiting, approved = ask(service, "restart", "web-0"), ask(service, "restart", "web-1")
         not_before = parse_time(service.api("GET", f"/events/{waiting}").json["not_before"])
         assert service.approve("web-1", approved).status == 200

@@ -119,7 +119,7 @@ def test_a_link_is_in_no_log_no_history_and_no_listing(console: WebService) -> N
 
 def test_a_terminal_shows_a_link_that_signs_in(tmp_path: Path) -> None:
     port = free_port()
-    arguments = ["--data", str(tmp_path), "up", "--port", str(free_port()), "--console", f"127.0.0.1:{port}"]
+    arguments = ["--data", str(tmp_path), "up", "--port", str(free_port()), "--api", f"127.0.0.1:{port}"]
     ours, theirs = pty.openpty()
     plain = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
     env = {**plain, "COLUMNS": "60", "TERM": "xterm"}

@@ -87,7 +87,7 @@ def stop_by_hangup(tmp_path: Path, workers: int, stdin: int) -> str:
     """Start `forewarn up`, end it with SIGHUP, and return what it logged then."""
     log = tmp_path / "log"
     line = [sys.executable, "-m", "forewarn", "--data", str(tmp_path / "data"), "up", "--port", str(free_port())]
-    line += ["--workers", str(workers), "--console", ""]
+    line += ["--workers", str(workers), "--api", ""]
     with log.open("wb") as output:
         child = subprocess.Popen(line, stdout=output, stderr=output, stdin=stdin, start_new_session=True)
     try:
@@ -121,7 +121,7 @@ def test_a_start_that_is_interrupted_with_its_process_group_ends_cleanly(tmp_pat
     fleet, log = tmp_path / "fleet.toml", tmp_path / "log"
     fleet.write_text(LARGE, encoding="utf-8")
     line = [sys.executable, "-m", "forewarn", "--data", str(tmp_path / "data"), "up", "--port", str(free_port())]
-    line += ["--fleet", str(fleet), "--workers", str(count), "--console", ""]
+    line += ["--fleet", str(fleet), "--workers", str(count), "--api", ""]
     with log.open("wb") as output:
         child = subprocess.Popen(line, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
     try:

@@ -63,7 +63,7 @@ def test_a_service_whose_clock_is_before_its_certificate_serves_its_vms(tmp_path
     ServiceCertificates.load_or_create(tmp_path / "tls", (), time.time() + 30 * 86400)
     console = free_port()
     fleet = FLEET + 'address = "127.0.0.2"\n'
-    environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{console}"}
+    environment = {"FOREWARN_API": f"127.0.0.1:{console}"}
     service = ServiceProcess(
         data=tmp_path, fleet=fleet, command="serve", arguments=("--new-store",), environment=environment
     )
@@ -74,7 +74,7 @@ def test_a_service_whose_clock_is_before_its_certificate_serves_its_vms(tmp_path
         with socket.create_connection(("127.0.0.1", console)) as sock, unverified.wrap_socket(sock) as connection:
             assert connection.version() == "TLSv1.3"
         log = eventually(lambda: service.log.read_text())
-        assert "VMs are served, but clients do not trust the console now: certificate" in log
+        assert "VMs are served, but clients do not trust the API now: certificate" in log
         assert "is not valid before" in log
 
 
@@ -206,9 +206,9 @@ def test_an_invalid_option_is_refused(tmp_path: Path, arguments: list[str], expe
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("grace = 5\n", "setting 'grace' does not exist; did you mean 'grace_s'?"),
-        ("grace_s = 'soon'\n", "setting 'grace_s': expected `float`, got `str`"),
-        ("grace_s = -1\n", "setting 'grace_s' is -1: give 0 or more"),
+        ("start_grace = 5\n", "setting 'start_grace' does not exist; did you mean 'start_grace_s'?"),
+        ("start_grace_s = 'soon'\n", "setting 'start_grace_s': expected `float`, got `str`"),
+        ("start_grace_s = -1\n", "setting 'start_grace_s' is -1: give 0 or more"),
         ("port = \n", "is not TOML"),
         ("listen = ['nowhere']\n", "cannot listen on 'nowhere': write ADDRESS:PORT"),
         ("[[simulate]]\nthen = 'explode'\n", "explode"),

@@ -83,7 +83,7 @@ def test_the_wheel_with_the_server_extra_runs_a_lab_in_which_a_guest_sees_its_fi
     forewarn = install(tmp_path / "venv", f"{wheel}[server]") / "forewarn"
     empty = tmp_path_factory.mktemp("home")
     settings = {"HOME": str(empty), "XDG_STATE_HOME": "", "FOREWARN_PORT": str(free_port())}
-    settings["FOREWARN_CONSOLE"] = "127.0.0.1:0"
+    settings["FOREWARN_API"] = "127.0.0.1:0"
     assert run_clean(forewarn, "--version", cwd=empty).stdout == f"forewarn {version(wheel)}\n"
 
     started = run_clean(forewarn, "up", "--detach", "--wait-ready", "--json", cwd=empty, **settings)
@@ -91,7 +91,7 @@ def test_the_wheel_with_the_server_extra_runs_a_lab_in_which_a_guest_sees_its_fi
     try:
         lab = json.loads(started.stdout)
         assert lab["version"] == version(wheel)
-        assert lab["console"]["portal"].endswith("/portal/")
+        assert lab["api"]["portal"].endswith("/portal/")
         vm, url = lab["endpoints"][0].values()
         assert (vm, events_at(url)) == ("web-0", [])
         requested = run_clean(forewarn, "restart", vm, "--json", cwd=empty, **settings)

@@ -471,7 +471,7 @@ def test_modules_in_the_current_directory_are_never_run(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*line, *arguments], cwd=here, capture_output=True, text=True, timeout=60)
 
-    up = ["up", "--port", str(port), "--fleet", str(fleet), "--workers", "1", "--console", ""]
+    up = ["up", "--port", str(port), "--fleet", str(fleet), "--workers", "1", "--api", ""]
     child = subprocess.Popen([*line, *up], cwd=here, stdout=subprocess.DEVNULL)
     try:
         eventually(lambda: "of busy ended with code 0" in run("history").stdout or child.poll() is not None)

@@ -155,7 +155,7 @@ class Masks:
 def environment(extra: Mapping[str, str] = NOTHING) -> dict[str, str]:
     """The variables of a child: none of forewarn's but these, and no console unless one is asked for."""
     plain = {name: text for name, text in os.environ.items() if not name.startswith(("FOREWARN_", "SCHEDULEDEVENTS"))}
-    return plain | {"FOREWARN_CONSOLE": "", "NO_COLOR": "1", "COLUMNS": "120"} | dict(extra)
+    return plain | {"FOREWARN_API": "", "NO_COLOR": "1", "COLUMNS": "120"} | dict(extra)
 
 
 def run_command(*words: str, extra: Mapping[str, str] = NOTHING, typed: str = "") -> subprocess.CompletedProcess[str]:
@@ -247,7 +247,7 @@ class Service:
     ) -> None:
         self.data, self.port = data, free_port()
         self.console_port = free_port() if console else 0
-        self._extra = dict(extra) | ({"FOREWARN_CONSOLE": f"127.0.0.1:{self.console_port}"} if console else {})
+        self._extra = dict(extra) | ({"FOREWARN_API": f"127.0.0.1:{self.console_port}"} if console else {})
         data.mkdir(parents=True, exist_ok=True)
         self._words = ["--data", str(data), "up", "--port", str(self.port)]
         for option, text in (("fleet", fleet), ("config", config)):
@@ -358,7 +358,7 @@ class Console:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.shown: dict[str, str] = service.good("GET", "/service")["console"]
+        self.shown: dict[str, str] = service.good("GET", "/service")["api"]
         self._tls = ssl.create_default_context(cafile=self.shown["ca"])
 
     def connection(self) -> http.client.HTTPSConnection:

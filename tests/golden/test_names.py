@@ -32,9 +32,18 @@ TABLES = (
 )
 SETTINGS = (
     *("data", "lab", "fleet", "listen", "listeners", "sockets", "workers", "port", "one_port_per_vm", "enablement"),
-    *("grace_s", "settle_s", "max_user_operations", "first_answer_delay_s", "requests_per_s", "history_days"),
-    *("unknown_version", "iso_dates", "require_header", "versions", "metrics", "console", "console_certificate"),
-    *("console_key", "console_names", "token_minutes", "identity_on_loopback", "oidc_issuer", "oidc_audience"),
+    *("start_grace_s", "event_settle_s", "max_user_operations", "first_answer_delay_s", "requests_per_s"),
+    *(
+        "history_days",
+        "unknown_version",
+        "iso_dates",
+        "require_header",
+        "versions",
+        "metrics",
+        "api",
+        "api_certificate",
+    ),
+    *("api_key", "api_names", "token_minutes", "identity_on_loopback", "oidc_issuer", "oidc_audience"),
     *("oidc_jwks", "oidc_client_id", "oidc_client_secret_file", "strict_api_versions", "hypervisor", "simulate"),
     "commands",
     IMPOSSIBLE,

@@ -32,7 +32,7 @@ def value(totals: RequestTotals, name: str, **labels: str) -> float:
 def test_every_metric_series_exists_from_the_start() -> None:
     rows = [
         (of, version, status, 1)
-        for of in ("poll", "approval", "instance", "token", "strange", "other", "unheard of")
+        for of in ("poll", "approval", "instance", "token", "unknown caller", "other", "unheard of")
         for version in (*VERSION_LABELS, "")
         for status in (0, 200, 304, 400, 404, 410, 429, 500, 503)
         if of != "poll" or version

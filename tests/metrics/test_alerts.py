@@ -187,7 +187,7 @@ def config_for(service: ServiceProcess, console: int, secret: Path) -> str:
 def test_a_real_prometheus_signs_in_and_reads_the_console(tmp_path: Path) -> None:
     """With the deployed scrape config: its own client, a secret, the token endpoint, the local CA."""
     prometheus, console, port = find_program("prometheus"), free_port(), free_port()
-    environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{console}"}
+    environment = {"FOREWARN_API": f"127.0.0.1:{console}"}
     with ServiceProcess(data=tmp_path / "data", fleet=FLEET, environment=environment) as service:
         secret, config = tmp_path / "secret", tmp_path / "prometheus.yml"
         assert service.forewarn("access", "client", "add", "prometheus", "--secret-file", str(secret)).returncode == 0

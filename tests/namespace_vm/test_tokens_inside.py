@@ -18,7 +18,7 @@ CURL = ("curl", "--silent", "--max-time", "30", "--header", "Metadata: true")
 
 
 def test_a_program_inside_a_vm_gets_its_token_and_one_on_loopback_does_not(tmp_path: Path, run: Run) -> None:
-    environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{free_port()}"}
+    environment = {"FOREWARN_API": f"127.0.0.1:{free_port()}"}
     with ServiceProcess(data=tmp_path, fleet=FLEET, environment=environment) as service:
         given = [run(vm, "--", *CURL, f"http://169.254.169.254{ASK}") for vm in ("web-0", "web-1")]
 

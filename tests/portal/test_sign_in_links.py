@@ -164,7 +164,7 @@ def test_a_service_without_a_portal_creates_no_links(service: PortalService) -> 
     assert service.api.refused("POST", "/access/links") == (
         409,
         "Refused",
-        "this service has no portal: give it an address with the setting 'console'",
+        "this service has no portal: give it an address with the setting 'api'",
     )
 
 

@@ -62,7 +62,7 @@ def bearer(active: ControlNodeProcess) -> str:
     assert active.service.operator_server is not None
     sign_in, client = active.service.operator_server.sign_in, active.service.control.store.client("admin")
     assert client is not None
-    return f"Bearer {sign_in.issue_for_client(client, active.settings.console_url, time.time()).token}"
+    return f"Bearer {sign_in.issue_for_client(client, active.settings.api_url, time.time()).token}"
 
 
 def test_the_first_node_is_active_and_the_second_follows(calm: Pair) -> None:

@@ -60,7 +60,7 @@ def test_a_caller_with_too_many_connections_is_answered_429(api: Any, tmp_path: 
         async with AsyncExitStack() as stack:
             directory = DataDirectory.acquire(tmp_path)
             stack.callback(directory.close)
-            settings = Settings(data=str(tmp_path), console="127.0.0.1:0")
+            settings = Settings(data=str(tmp_path), api="127.0.0.1:0")
             server = await open_operator_server(settings, directory, store, 0.0)
             assert server is not None
             dependencies = replace(api.dependencies, connection_shares=SHARES)

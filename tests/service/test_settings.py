@@ -31,10 +31,10 @@ def test_a_lab_needs_no_settings_at_all() -> None:
 
 
 def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
-    config = write_file(tmp_path / "f.toml", "port = 1001\ngrace_s = 1\nsettle_s = 1\n")
-    environ = {**HOME, "FOREWARN_PORT": "1002", "FOREWARN_GRACE_S": "2"}
+    config = write_file(tmp_path / "f.toml", "port = 1001\nstart_grace_s = 1\nevent_settle_s = 1\n")
+    environ = {**HOME, "FOREWARN_PORT": "1002", "FOREWARN_START_GRACE_S": "2"}
     settings = load_settings({"port": 1003, "fleet": None}, lab=True, config=config, environ=environ)
-    assert (settings.port, settings.grace_s, settings.settle_s) == (1003, 2, 1)
+    assert (settings.port, settings.start_grace_s, settings.event_settle_s) == (1003, 2, 1)
 
 
 def test_addresses_in_the_environment_are_separated_by_commas() -> None:
@@ -71,7 +71,7 @@ def test_a_service_for_real_vms_enables_scopes_on_request() -> None:
     [
         ("prot = 1", "setting 'prot' does not exist; did you mean 'port'?"),
         ("port = 0", "setting 'port' is 0: give a port from 1 to 65535"),
-        ("grace_s = -1", "setting 'grace_s' is -1: give 0 or more"),
+        ("start_grace_s = -1", "setting 'start_grace_s' is -1: give 0 or more"),
         ("first_answer_delay_s = 121", "give 0 to 120 seconds"),
         ("history_days = 0.5", "setting 'history_days' is 0.5"),
         (

@@ -44,7 +44,7 @@ def lab_settings(directory: Path) -> Settings:
         "data": str(directory / "data"),
         "fleet": str(directory / "fleet.toml"),
         "port": free_port(),
-        "console": "",
+        "api": "",
     }
     return load_settings(flags, lab=True, config=None)
 
@@ -90,7 +90,7 @@ class BusThatRefuses(MemoryBus):
 
 def test_a_service_that_the_bus_refuses_leaves_nothing_running(tmp_path: Path) -> None:
     """Scopes of a large change are published in the background."""
-    flags = {"data": str(tmp_path / "data"), "bus": "nats://127.0.0.1:4222", "console": ""}
+    flags = {"data": str(tmp_path / "data"), "bus": "nats://127.0.0.1:4222", "api": ""}
     settings = load_settings(flags, lab=False, config=None)
 
     async def scenario() -> None:

@@ -36,7 +36,7 @@ def open_server(
     async def scenario() -> Any:
         directory = DataDirectory.acquire(data)
         try:
-            options = Settings(data=str(data), **{"console": "127.0.0.1:0", **settings})
+            options = Settings(data=str(data), **{"api": "127.0.0.1:0", **settings})
             server = await open_operator_server(options, directory, store, NOW)
             assert server is not None
             try:
@@ -105,8 +105,8 @@ def test_with_an_external_issuer_no_administrator_client_is_created(tmp_path: Pa
 def test_an_address_in_use_is_reported_with_the_setting_to_change(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Rejected, match="the port is in use; name another with --console ADDRESS:PORT"):
-            open_server(tmp_path, MemoryStore(), console=f"127.0.0.1:{port}")
+        with pytest.raises(Rejected, match="the port is in use; name another with --api ADDRESS:PORT"):
+            open_server(tmp_path, MemoryStore(), api=f"127.0.0.1:{port}")
 
 
 def test_the_certificate_has_the_names_of_the_settings_and_the_name_in_the_url(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_certificate_has_the_names_of_the_settings_and_the_name_in_the_url(t
         tmp_path,
         MemoryStore(),
         lambda server: (server.port.certificate_files.facts.names, server.url),
-        console_names=("forewarn.example",),
+        api_names=("forewarn.example",),
     )
     assert {"forewarn.example", "localhost", "127.0.0.1"} <= set(names)
     assert url.startswith("https://localhost:")
@@ -132,7 +132,7 @@ def test_a_certificate_from_the_settings_is_used_and_read_again(tmp_path: Path) 
             server.port.ensure_certificate().facts.fingerprint,
         )
 
-    user_certificate = {"console_certificate": str(certificate), "console_key": str(key)}
+    user_certificate = {"api_certificate": str(certificate), "api_key": str(key)}
     described, ca, one, other = open_server(tmp_path, MemoryStore(), inspect, **user_certificate)
     assert (described, ca) == (certificate, None)
     assert one == other
@@ -159,7 +159,7 @@ def test_a_failed_certificate_renewal_is_logged_and_tried_again(
         return len(caplog.records)
 
     assert open_server(tmp_path, MemoryStore(), renewed) == 1
-    assert f"the console keeps its certificate, because it could not be renewed: {error}" in caplog.text
+    assert f"the API keeps its certificate, because it could not be renewed: {error}" in caplog.text
 
 
 def test_a_certificate_that_is_not_valid_stays_so_after_a_failed_renewal(tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ def test_a_service_starts_while_the_clock_is_before_its_certificate(
     problem = open_server(tmp_path, MemoryStore(), serve)
     assert "ca.pem' is not valid before" in problem
     reason = problem.partition(", and it is ")[0]  # the time of each check follows
-    assert f"VMs are served, but clients do not trust the console now: {reason}" in caplog.text
+    assert f"VMs are served, but clients do not trust the API now: {reason}" in caplog.text
 
 
 def test_a_user_certificate_that_is_not_valid_does_not_keep_the_service_from_starting(tmp_path: Path) -> None:
     made = ServiceCertificates.load_or_create(tmp_path / "mine", (), time.time() + 30 * 86400).server
-    files = {"console_certificate": str(made.certificate), "console_key": str(made.key)}
+    files = {"api_certificate": str(made.certificate), "api_key": str(made.key)}
     problem = open_server(
         tmp_path / "data", MemoryStore(), lambda server: server.port.certificate_files.problem, **files
     )
@@ -238,6 +238,6 @@ def test_a_portal_secret_that_other_users_can_read_is_rejected(tmp_path: Path) -
     [("127.0.0.1:0", "http://localhost:"), ("0.0.0.0:0", "http://localhost:"), ("[::1]:0", "http://localhost:")],
 )
 def test_the_portal_url_is_plain_http_for_users_of_this_machine(tmp_path: Path, console: str, portal: str) -> None:
-    described = open_server(tmp_path, MemoryStore(), OperatorServer.describe, console=console)
+    described = open_server(tmp_path, MemoryStore(), OperatorServer.describe, api=console)
     assert described["portal"].startswith(portal)
     assert described["portal"].endswith("/portal/")

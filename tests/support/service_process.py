@@ -246,7 +246,7 @@ def _command_line(data: Path, arguments: tuple[str, ...]) -> list[str]:
 def _clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without the user's settings, and without HTTPS on its shared default port."""
     plain = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
-    return plain | {"FOREWARN_CONSOLE": ""} | dict(environment)
+    return plain | {"FOREWARN_API": ""} | dict(environment)
 
 
 def eventually(condition: Callable[[], T], within_s: float = 120.0) -> T:

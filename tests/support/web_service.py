@@ -35,8 +35,8 @@ class WebService:
 
     @cached_property
     def console_info(self) -> dict[str, str]:
-        """The section `console` of the service's own description: URL, CA, client id and secret file."""
-        info: dict[str, str] = self.service.api("GET", "/service").json["console"]
+        """The section `api` of the service's own description: URL, CA, client id and secret file."""
+        info: dict[str, str] = self.service.api("GET", "/service").json["api"]
         return info
 
     @property
@@ -113,7 +113,7 @@ def open_web_service(
     """Run a lab with HTTPS on its own port; `settings` are by name, as in the settings file."""
     port = free_port()
     environment = {f"FOREWARN_{name.upper()}": text for name, text in settings.items()}
-    environment["FOREWARN_CONSOLE"] = f"127.0.0.1:{port}"
+    environment["FOREWARN_API"] = f"127.0.0.1:{port}"
     with ServiceProcess(data=data, fleet=fleet, arguments=arguments, environment=environment) as service:
         eventually(lambda: _is_listening(port))
         yield WebService(service)

@@ -47,7 +47,7 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VmLab]:
     data = tmp_path / "lab"
     options = [] if request.param == "taps" else [request.param]
     try:
-        forewarn("lab", "vms", "--detach", "--console", f"127.0.0.1:{free_port()}", *options, data=data)
+        forewarn("lab", "vms", "--detach", "--api", f"127.0.0.1:{free_port()}", *options, data=data)
         yield VmLab(data, taps=request.param == "taps")
     finally:
         try:

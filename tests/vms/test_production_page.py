@@ -37,7 +37,7 @@ class PageReader:
         }
         self._environment = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")} | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "FOREWARN_CONSOLE": "",
+            "FOREWARN_API": "",
         }
 
     def block(self, language: str, marker: str) -> str:

@@ -42,7 +42,7 @@ _PAGE = """\
 <!-- from src/forewarn/arm, by `make docs` -->
 
 The service answers the part of Azure Resource Manager that concerns maintenance, over HTTPS at the address of the
-setting `console` ([Settings](settings.md)). Microsoft's own libraries and `az` work with it unchanged: see
+setting `api` ([Settings](settings.md)). Microsoft's own libraries and `az` work with it unchanged: see
 [Use Azure's clients](../how-to/azure.md). [The contract](contract/index.md) says what the operations do to VMs,
 and which notice they give.
 

@@ -158,13 +158,13 @@ def _page_environment(home: Path, ports: tuple[int, int]) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "PYTEST_ADDOPTS": "-p no:schemathesis",  # of the development tools, which readers do not have
         "FOREWARN_PORT": str(ports[0]),
-        "FOREWARN_CONSOLE": f"127.0.0.1:{ports[1]}",
+        "FOREWARN_API": f"127.0.0.1:{ports[1]}",
     }
 
 
 def chosen_ports() -> tuple[int, int]:
-    """Return the ports for a lab, for VMs and for operators: FOREWARN_PORT and FOREWARN_CONSOLE, or the defaults."""
-    console = os.environ.get("FOREWARN_CONSOLE", f"127.0.0.1:{DEFAULT_PORTS[1]}")
+    """Return the ports for a lab, for VMs and for operators: FOREWARN_PORT and FOREWARN_API, or the defaults."""
+    console = os.environ.get("FOREWARN_API", f"127.0.0.1:{DEFAULT_PORTS[1]}")
     return int(os.environ.get("FOREWARN_PORT", DEFAULT_PORTS[0])), int(console.rpartition(":")[2])
 
 

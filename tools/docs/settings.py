@@ -28,8 +28,8 @@ _MEANINGS = {
     "port": "the port of the loopback addresses of a lab",
     "one_port_per_vm": "for machines with only one loopback address: each VM of a lab gets its own port",
     "enablement": "when scheduled events are enabled for a scope: once one of its VMs polls, or always",
-    "grace_s": "how long events that became due while the service was away wait after its start",
-    "settle_s": "how long an event stays listed after its last act",
+    "start_grace_s": "how long events that became due while the service was away wait after its start",
+    "event_settle_s": "how long an event stays listed after its last act",
     "max_user_operations": "how many user operations may be scheduled at once in a scope",
     "first_answer_delay_s": "how long answers to a scope are delayed after it is enabled; up to 120",
     "requests_per_s": (
@@ -53,7 +53,7 @@ _MEANINGS = {
         "plain HTTP port for the [metrics](metrics.md) of the service, `ADDRESS:PORT`, such as `127.0.0.1:9464`; "
         "workers use the ports after it. Must not be an address that VMs can call"
     ),
-    "console": (
+    "api": (
         "HTTPS port of the API and the [portal](../how-to/portal.md), `ADDRESS:PORT`; port 0 means any free port; "
         "empty: only the local socket"
     ),
@@ -62,17 +62,17 @@ _MEANINGS = {
         "[cluster](../how-to/cluster.md) share; the password may be in a password file of PostgreSQL"
     ),
     "name": "the name of this control node, unique in its cluster",
-    "advertise": "URL at which the other control nodes reach the console of this one, `https://HOST:PORT`",
+    "advertise": "URL at which the other control nodes reach the API of this one, `https://HOST:PORT`",
     "secrets": (
         "directory with the secrets of the cluster, which `forewarn cluster init` made; the same on all control nodes"
     ),
-    "console_url": (
-        "URL at which clients reach the console, `https://HOST:PORT`; it is the issuer of tokens, and the same on all "
+    "api_url": (
+        "URL at which clients reach the API, `https://HOST:PORT`; it is the issuer of tokens, and the same on all "
         "control nodes of a cluster"
     ),
-    "console_certificate": "PEM file of your own certificate, with its chain",
-    "console_key": "file of its key",
-    "console_names": "more host names and addresses for the local CA's certificate, separated by commas",
+    "api_certificate": "PEM file of your own certificate, with its chain",
+    "api_key": "file of its key",
+    "api_names": "more host names and addresses for the local CA's certificate, separated by commas",
     "token_minutes": "lifetime of access tokens, 1 to 1440",
     "identity_on_loopback": (
         "issue [tokens](contract/requests.md#28-managed-identity-tokens) on loopback too, where every program of "
@@ -125,9 +125,9 @@ _DEFAULTS = {
     "requests_per_s": "`0` (no limit)",
     "versions": "all seven",
     "hypervisor": "none: `forewarn serve` needs one; `process` in a lab",
-    "metrics": "none: only at the console",
-    "console_certificate": "a certificate of a local CA, created at the first start",
-    "console_key": "the same",
+    "metrics": "none: only at the API",
+    "api_certificate": "a certificate of a local CA, created at the first start",
+    "api_key": "the same",
     "oidc_jwks": "the one in the issuer's openid-configuration",
     "oidc_client_secret_file": "none: a public client",
     "machines": "see [Maintain QEMU VMs](../how-to/qemu.md)",
@@ -136,14 +136,14 @@ _DEFAULTS = {
     "bus": "none: this machine answers VMs and performs acts",
     "bus_ca": "those of the system",
     "store": "none: a database in `data`, for one service",
-    "advertise": "`https://`, the name of the machine, and the port of `console`",
-    "console_url": "the address of `console`",
+    "advertise": "`https://`, the name of the machine, and the port of `api`",
+    "api_url": "the address of `api`",
     "secrets": "`secrets` in `data`",
 }
 
 # The settings of clusters, which have a table of their own.
 _CLUSTER = (
-    *("store", "name", "advertise", "console_url", "secrets", "bus", "bus_prefix", "bus_credentials", "bus_ca"),
+    *("store", "name", "advertise", "api_url", "secrets", "bus", "bus_prefix", "bus_credentials", "bus_ca"),
     *("bus_certificate", "bus_key", "host", "stale_minutes"),
 )
 

@@ -170,7 +170,7 @@ async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> Sig
     """Create a link that signs the caller in to the portal once, within 15 minutes."""
     links, sign_in = context.dependencies.sign_in_links, context.dependencies.sign_in
     if links is None or sign_in is None:
-        raise Refused("this service has no portal: give it an address with the setting 'console'")
+        raise Refused("this service has no portal: give it an address with the setting 'api'")
     identity = sign_in_link_identity(context.principal, sign_in, context.store)
     link = links.create(identity)
     name = context.caller_name if identity.is_owner else principal_for_claims(identity.claims, context.store).name
@@ -258,7 +258,7 @@ def _grant_view(grant: Grant, name: str) -> GrantView:
 
 
 def _with_secret_view(context: RequestContext, credentials: ClientCredentials) -> ClientWithSecretView:
-    console = context.dependencies.service_info().get("console") or {}
+    console = context.dependencies.service_info().get("api") or {}
     is_administrator = credentials.client.id == console.get("client_id")
     kept_in = str(console.get("admin_secret") or "") if is_administrator else ""
     return ClientWithSecretView(secret=credentials.secret, secret_file=kept_in, **_client_fields(credentials.client))

@@ -21,7 +21,7 @@ _TENANT_SUFFIX = re.compile(r"/[^/]+/v2\.0/?$")  # clients add it to the login e
 def require_sign_in(dependencies: Dependencies) -> TokenService:
     """Return the token service, which issues tokens to clients of this service."""
     if dependencies.sign_in is None:
-        raise Refused("this service has no sign-in: give it an address with the setting 'console'")
+        raise Refused("this service has no sign-in: give it an address with the setting 'api'")
     return dependencies.sign_in
 
 

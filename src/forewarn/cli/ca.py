@@ -79,7 +79,7 @@ def _read_ca(call: Invocation) -> str:
         return ca_file(call.data).read_text(encoding="ascii")
     except FileNotFoundError:
         raise NotFound(
-            f"there is no CA in {call.data}: a service creates one when it first starts with the setting 'console', "
+            f"there is no CA in {call.data}: a service creates one when it first starts with the setting 'api', "
             "unless it uses your own certificate"
         ) from None
     except (OSError, ValueError) as error:

@@ -75,10 +75,10 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
     powershell  forewarn env --shell powershell | Out-String | Invoke-Expression
     """
     info = call.api.get("service", query={"vm": vm})
-    console = info.get("console")
+    console = info.get("api")
     if not console:
         raise Refused(
-            f"the service {call.api.location} does not serve HTTPS: give it an address with the setting 'console'"
+            f"the service {call.api.location} does not serve HTTPS: give it an address with the setting 'api'"
         )
     shell = SHELLS[shell_name]
     identity = _identity_variables(info, vm)

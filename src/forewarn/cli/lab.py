@@ -29,9 +29,9 @@ def lab() -> None:
 @lab.command()
 @click.option("--detach", "-d", is_flag=True, help="Run it in the background; `forewarn lab down` ends it.")
 @click.option("--slirp", is_flag=True, help="Use QEMU's own network, even as root: no taps, no namespaces.")
-@click.option("--console", metavar="ADDRESS:PORT", help="Serve API and portal over HTTPS here.")
+@click.option("--api", metavar="ADDRESS:PORT", help="Serve API and portal over HTTPS here.")
 @local_command
-def vms(call: Invocation, detach: bool, slirp: bool, console: str | None) -> None:
+def vms(call: Invocation, detach: bool, slirp: bool, api: str | None) -> None:
     """Start two hosts and two small real VMs, with a service and its portal.
 
     QEMU runs the guests, which consist of Debian's kernel and BusyBox. They poll 169.254.169.254, and approve their
@@ -61,9 +61,9 @@ def vms(call: Invocation, detach: bool, slirp: bool, console: str | None) -> Non
         with call.output.stderr.status("booting two VMs …"):
             asyncio.run(start_guests(new))
         if detach:
-            start_detached(call, new.directory, _options(new, console), wait_ready=True)
+            start_detached(call, new.directory, _options(new, api), wait_ready=True)
             return
-        run_service_command(call, "lab vms", _settings(new, console), lab=True)
+        run_service_command(call, "lab vms", _settings(new, api), lab=True)
     except BaseException:
         _remove(new)
         raise
@@ -133,16 +133,16 @@ def _remove(lab: VmLab) -> int:
     return ended
 
 
-def _options(lab: VmLab, console: str | None) -> tuple[str, ...]:
+def _options(lab: VmLab, api: str | None) -> tuple[str, ...]:
     options = ("--config", str(lab.settings_file), "--fleet", str(lab.fleet_file))
-    return (*options, "--console", console) if console is not None else options
+    return (*options, "--api", api) if api is not None else options
 
 
-def _settings(lab: VmLab, console: str | None) -> dict[str, object]:
+def _settings(lab: VmLab, api: str | None) -> dict[str, object]:
     return {
         "config": Path(lab.settings_file),
         "fleet": str(lab.fleet_file),
-        "console": console,
+        "api": api,
         "listen": (),
         "new_store": True,
     }

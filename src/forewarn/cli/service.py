@@ -36,7 +36,7 @@ def _settings_options(function: CommandFunction) -> CommandFunction:
         click.option("--hypervisor", metavar="NAME", help="Choose what performs acts on VMs; `serve` has no default."),
         click.option("--workers", type=click.IntRange(0, 64), help="Answer VMs in N processes; 0: in the service."),
         click.option("--listen", multiple=True, metavar="ADDRESS:PORT", help="Serve VMs on this address; repeatable."),
-        click.option("--console", metavar="ADDRESS:PORT", help='Serve API and portal over HTTPS here; "": nowhere.'),
+        click.option("--api", metavar="ADDRESS:PORT", help='Serve API and portal over HTTPS here; "": nowhere.'),
         click.option("--new-store", is_flag=True, help="Start empty where an earlier service's database is missing."),
     )
     for option in reversed(options):
@@ -78,7 +78,7 @@ def up(call: Invocation, detach: bool, wait_ready: bool, **options: Any) -> None
 )
 @click.option("--name", metavar="NAME", help="Name this control node; each one has a name of its own.")
 @click.option("--advertise", metavar="URL", help="Let the other control nodes reach this one at this URL.")
-@click.option("--console-url", metavar="URL", help="Let clients reach the service at this URL, the same on all nodes.")
+@click.option("--api-url", metavar="URL", help="Let clients reach the service at this URL, the same on all nodes.")
 @click.option("--secrets", metavar="DIR", help="Use the cluster's secrets in this directory (`forewarn cluster init`).")
 @local_command
 def serve(call: Invocation, **options: Any) -> None:
@@ -88,7 +88,7 @@ def serve(call: Invocation, **options: Any) -> None:
 
     \b
     forewarn serve --hypervisor command --config forewarn.toml
-    forewarn serve --store postgresql://forewarn@db/forewarn --name c1 --console-url https://forewarn.example:8443
+    forewarn serve --store postgresql://forewarn@db/forewarn --name c1 --api-url https://forewarn.example:8443
     """
     run_service_command(call, "serve", options, lab=False)
 
@@ -147,12 +147,12 @@ def _run_control_node(call: Invocation, settings: Settings) -> None:
 
     def announce(process: ControlNodeProcess) -> None:
         node = process.node
-        described = {"name": node.name, "url": node.url, "console_url": settings.console_url, "data": settings.data}
+        described = {"name": node.name, "url": node.url, "api_url": settings.api_url, "data": settings.data}
         if call.output.as_json:
             call.output.print_json({"control_node": described})
             return
         call.output.print_line(f"control node {node.name} follows the record, and is served at {node.url}")
-        call.output.print_line(f"clients use {settings.console_url}; `forewarn node list` shows all control nodes")
+        call.output.print_line(f"clients use {settings.api_url}; `forewarn node list` shows all control nodes")
 
     try:
         run_control_node(settings, announce)

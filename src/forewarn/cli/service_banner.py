@@ -42,12 +42,12 @@ def print_service(output: Output, info: JsonObject, link: str = "") -> None:
         has_real_vms = (Path(info["data"]) / LAB_MARKER).exists()
         endpoints = [(each["vm"], each["url"]) for each in info["endpoints"]]
         hints = _REAL_VM_STEPS if has_real_vms else _first_steps(endpoints, info["counts"]["vms"])
-        if info["console"]:
+        if info["api"]:
             hints = [*hints, *([] if link else [_PORTAL_HINT]), _AZURE_HINT]
         output.print_hints(hints)
         output.print_line()
         output.print_line(dim(_stop_text(is_here=info["pid"] == os.getpid(), has_real_vms=has_real_vms)))
-    if link and info["console"]:
+    if link and info["api"]:
         # Last, where people look first; unbroken, to be opened.
         output.print_line()
         output.print_labelled(bold("Open the portal, signed in:  "), link)
@@ -88,8 +88,8 @@ def print_status(output: Output, info: JsonObject) -> None:
             *([("clock", clock)] if (clock := _clock_text(info)) else []),
             *(("VMs use", text) for text in list(dict.fromkeys(map(_listener_text, info["listeners"])))[:4]),
             *([("workers", str(len(info["workers"])))] if info["workers"] else []),
-            *([("console", info["console"]["url"])] if info["console"] else []),
-            *([("portal", info["console"]["portal"])] if info["console"] else []),
+            *([("api", info["api"]["url"])] if info["api"] else []),
+            *([("portal", info["api"]["portal"])] if info["api"] else []),
             ("process", str(info["pid"])),
             ("data", info["data"]),
         ]

@@ -280,7 +280,7 @@ class _TlsConnection(http.client.HTTPSConnection):
         except OSError as error:
             raise Unavailable(
                 f"no forewarn service answers at {self._server} ({error.strerror or error}): check that it runs, "
-                "and the address in its setting 'console'"
+                "and the address in its setting 'api'"
             ) from error
 
 
@@ -288,7 +288,7 @@ def _untrusted_certificate_message(server: ServerAddress, error: ssl.SSLCertVeri
     if error.verify_code in _NAME_MISMATCH_CODES:
         return (
             f"the certificate of {server} is for other names: use one that `forewarn ca` shows on the server, "
-            "or add this name to its setting 'console_names'"
+            "or add this name to its setting 'api_names'"
         )
     return (
         f"the certificate of {server} is not trusted ({error.verify_message}): export its CA with `forewarn ca export` "

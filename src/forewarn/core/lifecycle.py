@@ -24,7 +24,9 @@ class Transition(StrEnum):
     """What can happen to an event; TRANSITIONS says in which states."""
 
     ANNOUNCED = "announced"  # published with notice
-    STARTED_WITHOUT_NOTICE = "struck"  # a host failed, a policy or a fault starts it, or it is performed at once
+    STARTED_WITHOUT_NOTICE = (
+        "started without notice"  # a host failed, a policy or a fault starts it, or it is performed at once
+    )
     APPROVED = "approved"
     RELEASED = "released"  # a scheduled event starts: it is ready and waits for nothing
     PERFORMED = "performed"  # the outcome of one act is known
@@ -35,7 +37,7 @@ class Transition(StrEnum):
 class InitialState(StrEnum):
     """The state NONEXISTENT of an event that is not published yet: a row of TRANSITIONS, never stored."""
 
-    NONEXISTENT = "nothing"
+    NONEXISTENT = "nonexistent"
 
 
 LifecycleState = EventState | InitialState  # a row of the table

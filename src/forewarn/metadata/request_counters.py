@@ -20,14 +20,21 @@ MAX_USER_AGENT_LENGTH = 120  # characters; the rest is cut off
 _CACHED_CATEGORIES = 1024
 
 # Kinds of requests. UNKNOWN_CALLER: any request of a caller that is not a VM of a published scope.
-POLL, APPROVAL, INSTANCE, TOKEN, OTHER, UNKNOWN_CALLER = "poll", "approval", "instance", "token", "other", "strange"
+POLL, APPROVAL, INSTANCE, TOKEN, OTHER, UNKNOWN_CALLER = (
+    "poll",
+    "approval",
+    "instance",
+    "token",
+    "other",
+    "unknown caller",
+)
 UNKNOWN_VERSION, NO_VERSION = "other", "none"  # the api-version is not in ALL_VERSIONS, or missing
 
 
 class RequestCategory(NamedTuple):
     """The kind of a VM's request and its api-version, as labels of metrics.
 
-    The kinds are "poll", "approval", "instance", "token", "other", and "strange" for a caller that is not a known VM.
+    The kinds are "poll", "approval", "instance", "token", "other", and "unknown caller" for a caller that is not a known VM.
     """
 
     kind: str  # POLL, APPROVAL, INSTANCE, TOKEN, OTHER or UNKNOWN_CALLER

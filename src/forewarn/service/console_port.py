@@ -81,7 +81,7 @@ class ConsolePort:
         served = self.certificate_files
         while True:
             if served.problem:
-                log.warning("VMs are served, but clients do not trust the console now: %s", served.problem)
+                log.warning("VMs are served, but clients do not trust the API now: %s", served.problem)
             await asyncio.sleep(_INVALID_CHECK_S if served.problem else _RENEWAL_CHECK_S)
             served = await self.renew_certificate(context, served)
 
@@ -91,7 +91,7 @@ class ConsolePort:
             files = await asyncio.to_thread(self.ensure_certificate)
             context.load_cert_chain(files.certificate, files.key)
         except (ForewarnError, OSError) as error:
-            log.warning("the console keeps its certificate, because it could not be renewed: %s", error)
+            log.warning("the API keeps its certificate, because it could not be renewed: %s", error)
             problem = validity_problem(served.certificate, served.facts, read_real_time(), _RENEWAL_ADVICE)
             return msgspec.structs.replace(served, problem=served.problem or problem)
         return files
@@ -99,14 +99,14 @@ class ConsolePort:
 
 def bind_console_port(settings: Settings, directory: DataDirectory, secrets: SecretFiles) -> ConsolePort | None:
     """Bind the HTTPS port for operators, and load or make its certificate; None if the settings have none."""
-    if not settings.console:
+    if not settings.api:
         return None
-    sock = _bind_socket(settings.console)
+    sock = _bind_socket(settings.api)
     try:
-        host, port = parse_console_address(settings.console)[0], int(sock.getsockname()[1])
+        host, port = parse_console_address(settings.api)[0], int(sock.getsockname()[1])
         url = _base_url(host, port)
-        urls = filter(None, (settings.console_url, settings.advertise))
-        names = (*settings.console_names, *_certificate_names(host), *(urlsplit(url).hostname or "" for url in urls))
+        urls = filter(None, (settings.api_url, settings.advertise))
+        names = (*settings.api_names, *_certificate_names(host), *(urlsplit(url).hostname or "" for url in urls))
         ensure_certificate = partial(_certificate_files, settings, directory, secrets, names)
         return ConsolePort(
             sock=sock,
@@ -116,7 +116,7 @@ def bind_console_port(settings: Settings, directory: DataDirectory, secrets: Sec
             names=names,
             certificate_files=ensure_certificate(),
             ensure_certificate=ensure_certificate,
-            ca_path=None if settings.console_certificate else ca_certificate_path(secrets.authority),
+            ca_path=None if settings.api_certificate else ca_certificate_path(secrets.authority),
         )
     except BaseException:
         sock.close()
@@ -135,8 +135,8 @@ def _bind_socket(console: str) -> socket.socket:
         sock.close()
         is_taken = error.errno == errno.EADDRINUSE
         raise Rejected(
-            f"the console cannot listen on {console}: {'the port is in use' if is_taken else error.strerror}; "
-            "name another with --console ADDRESS:PORT or the setting 'console'; \"\" means no console"
+            f"the API cannot listen on {console}: {'the port is in use' if is_taken else error.strerror}; "
+            "name another with --api ADDRESS:PORT or the setting 'api'; \"\" means neither API nor portal"
         ) from error
     return sock
 
@@ -145,8 +145,8 @@ def _certificate_files(
     settings: Settings, directory: DataDirectory, secrets: SecretFiles, names: tuple[str, ...]
 ) -> CertificateFiles:
     now = read_real_time()
-    if settings.console_certificate:
-        return load_user_certificate(Path(settings.console_certificate), Path(settings.console_key), now=now)
+    if settings.api_certificate:
+        return load_user_certificate(Path(settings.api_certificate), Path(settings.api_key), now=now)
     return ServiceCertificates.load_or_create(directory.tls, names, now, authority=secrets.authority).server
 
 

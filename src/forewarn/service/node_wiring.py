@@ -157,7 +157,7 @@ class ControlNodeProcess:
 
     def _forwarding_app(self, owner: str = "") -> ForwardingApp:
         trust = ssl.create_default_context(cafile=ca_certificate_path(self._secrets.authority))
-        if self.settings.console_certificate:  # which any authority may have issued
+        if self.settings.api_certificate:  # which any authority may have issued
             trust.load_default_certs()
         return ForwardingApp(
             target=lambda: self.node.target, node=self.settings.name, tokens=self._tokens, tls=trust, owner=owner

@@ -87,7 +87,7 @@ class Service:
             "listeners": self.publisher.describe_listeners(),
             "workers": self.publisher.frontend.describe_workers(),
             **({"nodes": self.cluster.describe_nodes()} if self.cluster else {}),
-            "console": self.operator_server.describe() if self.operator_server else None,
+            "api": self.operator_server.describe() if self.operator_server else None,
             "counts": self.control.store.counts()._asdict(),
             "endpoints": [{"vm": name, "url": url} for name, url in self.lab_endpoints(_MAX_ENDPOINTS)],
         }

@@ -33,7 +33,7 @@ from forewarn.metadata.listener_config import is_ip_address, parse_listen_addres
 from forewarn.protocol.versions import ALL_VERSIONS, VERSIONS, UnknownVersionPolicy, check_location_versions
 
 ENVIRONMENT_PREFIX = "FOREWARN_"  # of environment variables that are settings
-_LIST_SETTINGS = ("listen", "console_names", "oidc_audience")
+_LIST_SETTINGS = ("listen", "api_names", "oidc_audience")
 FILE_ONLY_SETTINGS = ("versions", "simulate", "listeners", "commands", "machines", "qemu", "libvirt")  # tables
 
 _MAX_WORKERS = 64
@@ -94,8 +94,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: int = 8254  # of the loopback addresses of a lab
     one_port_per_vm: bool = False  # in a lab: a port per VM, for machines with only one loopback address
     enablement: EnablementMode = EnablementMode.ON_REQUEST  # the default in a lab is `always`
-    grace_s: float = 60  # events whose notice ended while the service or a host's node was down wait this long after it
-    settle_s: float = 0  # an event stays listed this long after its last outcome (spec §6.5)
+    start_grace_s: float = 60  # wait of events whose notice ended while the service or a host node was down
+    event_settle_s: float = 0  # an event stays listed this long after its last outcome (spec §6.5)
     max_user_operations: int = 100  # scheduled per scope (spec §8.4)
     first_answer_delay_s: float = 0  # up to 120 (spec §8.1)
     requests_per_s: int = 0  # limit per VM, in each worker; 0: no limit (spec §8.5; Azure allows 5)
@@ -106,12 +106,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     imds_headers: bool = False  # Server and x-ms-request-id, as Azure's metadata service sends them
     require_header: bool = False  # require the Metadata header for 2017-03-01 too, also on loopback
     versions: dict[str, tuple[str, ...]] = {}  # location → the api-versions served there
-    metrics: str = ""  # plain HTTP port for metrics, `ADDRESS:PORT`, where VMs cannot call; "": only at the console
-    console: str = "127.0.0.1:8443"  # HTTPS port for operators, `ADDRESS:PORT`; "": only the unix socket
-    console_url: str = ""  # URL at which clients reach the console, the same for all control nodes; "": as bound
-    console_certificate: str = ""  # PEM file with the chain; "": a certificate of the local CA
-    console_key: str = ""  # PEM file with the key of `console_certificate`
-    console_names: tuple[str, ...] = ()  # more host names for the local CA's certificate
+    metrics: str = ""  # plain HTTP port for metrics, `ADDRESS:PORT`, where VMs cannot call; "": only at the API
+    api: str = "127.0.0.1:8443"  # HTTPS port for operators, `ADDRESS:PORT`; "": only the unix socket
+    api_url: str = ""  # URL at which clients reach the API, the same for all control nodes; "": as bound
+    api_certificate: str = ""  # PEM file with the chain; "": a certificate of the local CA
+    api_key: str = ""  # PEM file with the key of `api_certificate`
+    api_names: tuple[str, ...] = ()  # more host names for the local CA's certificate
     token_minutes: float = 60  # lifetime of access tokens
     identity_on_loopback: bool = False  # issue VM tokens on loopback, where any program can pose as a VM (spec §2.8)
     oidc_issuer: str = ""  # URL of an external issuer, where clients sign in instead
@@ -182,8 +182,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Policy(
             enablement=self.enablement,
             max_user_operations=self.max_user_operations,
-            settle_s=self.settle_s,
-            grace_s=self.grace_s,
+            settle_s=self.event_settle_s,
+            grace_s=self.start_grace_s,
             recommends_rebalancing=self.preview_versions,
         )
 
@@ -277,12 +277,12 @@ def _remedy(name: str) -> str:
 
 
 def parse_console_address(text: str) -> tuple[str, int]:
-    """Return the IP address and port of the setting `console`; port 0 means any free port."""
+    """Return the IP address and port of the setting `api`; port 0 means any free port."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if is_ip_address(host) and port.isdecimal() and int(port) < 65536:
         return host, int(port)
-    raise Rejected(f"setting 'console' is {text!r}: write ADDRESS:PORT in numbers, such as 127.0.0.1:8443, or \"\"")
+    raise Rejected(f"setting 'api' is {text!r}: write ADDRESS:PORT in numbers, such as 127.0.0.1:8443, or \"\"")
 
 
 def parse_metrics_address(text: str) -> tuple[str, int]:
@@ -314,10 +314,10 @@ def _check_metrics(settings: Settings) -> None:
 
 
 def _check_console(settings: Settings) -> None:
-    if settings.console:
-        parse_console_address(settings.console)
-    if bool(settings.console_certificate) != bool(settings.console_key):
-        raise Rejected("settings 'console_certificate' and 'console_key' go together: give both files, or neither")
+    if settings.api:
+        parse_console_address(settings.api)
+    if bool(settings.api_certificate) != bool(settings.api_key):
+        raise Rejected("settings 'api_certificate' and 'api_key' go together: give both files, or neither")
     if not 1 <= settings.token_minutes <= 1440:
         raise Rejected(f"setting 'token_minutes' is {settings.token_minutes:g}: give 1 to 1440")
     if settings.oidc_issuer and not settings.oidc_audience:
@@ -333,7 +333,7 @@ def _check_console(settings: Settings) -> None:
 
 
 def _check_cluster(settings: Settings) -> None:
-    for name in ("console_url", "advertise"):
+    for name in ("api_url", "advertise"):
         if (url := getattr(settings, name)) and not _is_https_base(url):
             raise Rejected(f"setting {name!r} is {url!r}: write https://HOST or https://HOST:PORT, without a path")
     if not settings.store:
@@ -343,17 +343,17 @@ def _check_cluster(settings: Settings) -> None:
         return
     if settings.lab:
         raise Rejected("a lab is one process: leave 'store' out, or start a control node with `forewarn serve`")
-    if not settings.console:
-        raise Rejected("setting 'console' is \"\", but the control nodes of a cluster call each other there: give it")
+    if not settings.api:
+        raise Rejected("setting 'api' is \"\", but the control nodes of a cluster call each other there: give it")
     if not _NODE_NAME.fullmatch(settings.name):
         given = f"is {settings.name!r}" if settings.name else "is missing"
         raise Rejected(
             f"setting 'name' {given}: give each control node a name, such as --name c1, of letters and digits"
         )
-    if not settings.console_url:
+    if not settings.api_url:
         raise Rejected(
-            "setting 'console_url' is missing: give the URL at which clients reach the cluster, the same on all nodes, "
-            "such as --console-url https://forewarn.example:8443"
+            "setting 'api_url' is missing: give the URL at which clients reach the cluster, the same on all nodes, "
+            "such as --api-url https://forewarn.example:8443"
         )
     if settings.hypervisor is HypervisorKind.PROCESS:
         raise Rejected(
@@ -405,7 +405,7 @@ def _check_settings(settings: Settings) -> None:
         raise Rejected(f"setting 'workers' is {settings.workers}: give 0 to {_MAX_WORKERS}, at most one per core")
     if not 1 <= settings.port <= 65535:
         raise Rejected(f"setting 'port' is {settings.port}: give a port from 1 to 65535")
-    for name in ("grace_s", "settle_s", "max_user_operations", "requests_per_s", "history_days"):
+    for name in ("start_grace_s", "event_settle_s", "max_user_operations", "requests_per_s", "history_days"):
         if getattr(settings, name) < 0:
             raise Rejected(f"setting {name!r} is {getattr(settings, name):g}: give 0 or more")
     if 0 < settings.history_days < 1:

@@ -44,10 +44,10 @@ class OperatorServer:
     """The operators' surfaces on the HTTPS port (the console); it accepts calls only within `serve`."""
 
     port: ConsolePort  # bound, and served by `serve`
-    url: str  # the setting `console_url`, else that of the port; the issuer of tokens is `/adfs` there
+    url: str  # the setting `api_url`, else that of the port; the issuer of tokens is `/adfs` there
     sign_in: TokenService  # issues and verifies the tokens of operators
     admin_secret_path: Path  # the file with the administrator client's secret; it may not exist
-    portal_url: str  # at `console_url`, if set; else over plain http, if a browser of this machine can reach it so
+    portal_url: str  # at `api_url`, if set; else over plain http, if a browser of this machine can reach it so
     sessions: SessionIssuer  # of the portal
     links: SignInLinks  # one-time links that sign in to the portal
     code_flow: AuthorizationCodeFlow | None  # None: no sign-in to the portal at an external issuer
@@ -115,7 +115,7 @@ async def make_operator_server(
 ) -> OperatorServer:
     """Prepare the operators' surfaces for this port, with the keys in `secrets`; create missing ones."""
     key = SigningKey.load_or_create(secrets.token_key)
-    url, browser_url = settings.console_url or port.url, settings.console_url or port.local_url
+    url, browser_url = settings.api_url or port.url, settings.api_url or port.local_url
     issuer = TokenIssuer(
         f"{url}/adfs",
         key,

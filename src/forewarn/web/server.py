@@ -191,7 +191,7 @@ class ConnectionAcceptor:
             try:
                 connection, _ = await loop.sock_accept(self._sock)
             except OSError as error:
-                log.warning("the console cannot accept connections, retrying: %s", error)
+                log.warning("the API cannot accept connections, retrying: %s", error)
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
             try:
@@ -222,7 +222,7 @@ class ConnectionAcceptor:
         share = shares.per_local_address if group == LOCAL_GROUP else shares.per_address
         slot = self._slots.open(group, share, now, served.abort)
         if slot is None or slot.refusal is not None:
-            log.warning("the console refuses connections from %s: too many are open", group)
+            log.warning("the API refuses connections from %s: too many are open", group)
         return slot
 
     async def _serve_connection(
