@@ -34,7 +34,7 @@ UNKNOWN_VERSION, NO_VERSION = "other", "none"  # the api-version is not in ALL_V
 class RequestCategory(NamedTuple):
     """The kind of a VM's request and its api-version, as labels of metrics.
 
-    The kinds are "poll", "approval", "instance", "token", "other", and "unknown caller" for a caller that is not a known VM.
+    The kinds are "poll", "approval", "instance", "token", "other", and "unknown caller" if the caller is no known VM.
     """
 
     kind: str  # POLL, APPROVAL, INSTANCE, TOKEN, OTHER or UNKNOWN_CALLER
