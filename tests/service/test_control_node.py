@@ -92,7 +92,7 @@ def test_a_node_that_resigns_never_shows_the_number_from_before_it_was_active(pa
 def test_calls_on_the_unix_socket_of_the_standby_are_those_of_its_owner(calm: Pair) -> None:
     answer = calm.cluster.call(calm.second, "POST", "/requests", {"operation": "reapply", "vms": ["web-0"]})
     assert answer.status_code == 202
-    assert answer.json()["request"]["who"].endswith(" on c2")
+    assert answer.json()["request"]["requested_by"].endswith(" on c2")
 
 
 def test_calls_at_the_console_of_the_standby_need_the_same_tokens(calm: Pair) -> None:
