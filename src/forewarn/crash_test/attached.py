@@ -15,7 +15,6 @@ from forewarn.crash_test.run_case import RawCaseResult, play_case
 from forewarn.crash_test.timeline import Polled, Probe, Timeline
 from forewarn.errors import Rejected
 
-DEFAULT_VM = "web-0"
 _BACKLOG = 1024
 _LONGEST_PAUSE_S = 60.0  # that a handler may make after the errors of the case before
 _RECOVERY_S = 20.0  # within which a handler should have recovered from the case before

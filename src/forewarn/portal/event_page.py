@@ -27,11 +27,11 @@ from forewarn.portal.timeline_chart import (
     TimelineChart,
     build_chart,
     event_row_for,
-    format_iso,
     render_standalone_svg,
     window_for_rows,
 )
 from forewarn.protocol.codec import encode_document
+from forewarn.protocol.dates import iso_date
 from forewarn.protocol.document import Document, Kind
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.versions import version_lists_kind
@@ -231,9 +231,7 @@ def _gate_text(context: RequestContext, event: Event) -> str:
     gate = context.store.gate(event.gate_id) if event.gate_id else None
     if gate is None:
         return ""
-    gate_text = (
-        "the gate is closed" if gate.released_at is None else f"the gate opened at {format_iso(gate.released_at)}"
-    )
+    gate_text = "the gate is closed" if gate.released_at is None else f"the gate opened at {iso_date(gate.released_at)}"
     return f"together with the other VMs on host {gate.host}; {gate_text}"
 
 
@@ -291,7 +289,7 @@ _CSV_COLUMNS = (
 
 def _csv_row(vm: EventVmView) -> list[object]:
     instants = [
-        None if at is None else format_iso(at) for at in (vm.delivered_at, vm.delivered_as_started_at, vm.performed_at)
+        None if at is None else iso_date(at) for at in (vm.delivered_at, vm.delivered_as_started_at, vm.performed_at)
     ]
     return [
         vm.key,

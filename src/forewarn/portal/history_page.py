@@ -19,7 +19,7 @@ from forewarn.core.limits import HistorySeq
 from forewarn.portal.context import PORTAL_PREFIX, PortalContext
 from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
 from forewarn.portal.filters import offer_scopes, offer_vms, resolve
-from forewarn.portal.timeline_chart import format_iso
+from forewarn.protocol.dates import iso_date
 from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.queries import HistoryEntriesQuery as ApiHistoryQuery
@@ -188,4 +188,4 @@ def _live_topic(context: RequestContext, query: HistoryPageQuery) -> str:
 
 def _csv_row(entry: HistoryEntryView) -> list[object]:
     facts = {name: getattr(entry, name) for name in HistoryEntryView.__struct_fields__}
-    return list((facts | {"at": format_iso(entry.at)}).values())
+    return list((facts | {"at": iso_date(entry.at)}).values())

@@ -30,7 +30,7 @@ from forewarn.portal.request_page import request_page_path
 from forewarn.portal.rollout_index import RolloutTracker
 from forewarn.portal.rollout_pages import PROGRESS_PARTS, ProgressPart
 from forewarn.portal.status_card import may_approve_event
-from forewarn.portal.timeline_chart import format_iso
+from forewarn.protocol.dates import iso_date
 from forewarn.times import Timestamp, timestamp
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.view_builder import ViewBuilder
@@ -138,7 +138,7 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
     def next_start(self) -> str | None:
         """The first NotBefore after now in `upcoming`, as `2026-01-05T12:00:00` in UTC; None if there is none."""
         ahead = (event.not_before for event in self.upcoming if event.not_before > self.now)
-        return next((format_iso(at).removesuffix("Z") for at in ahead), None)
+        return next((iso_date(at).removesuffix("Z") for at in ahead), None)
 
     @property
     def urgent(self) -> int:

@@ -21,10 +21,10 @@ from forewarn.portal.timeline_chart import (
     TimelineChart,
     build_chart,
     event_row_for,
-    format_iso,
     render_standalone_svg,
     window_for_rows,
 )
+from forewarn.protocol.dates import iso_date
 from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
@@ -98,7 +98,7 @@ def request_timeline(
 
 def _csv_row(row: EventRow) -> list[object]:
     instants = (row.published_at, row.not_before, row.started_at, row.over_at)
-    times = [None if at is None else format_iso(at) for at in instants]
+    times = [None if at is None else iso_date(at) for at in instants]
     return [row.id, row.kind, row.scope, " ".join(row.vms), row.state, *times, row.waits_for]
 
 

@@ -31,12 +31,12 @@ from forewarn.portal.timeline_chart import (
     TimeWindow,
     build_chart,
     event_row_for,
-    format_iso,
     parse_instant,
     parse_span,
     render_standalone_svg,
     window_around,
 )
+from forewarn.protocol.dates import iso_date
 from forewarn.protocol.document import Kind
 from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
@@ -194,12 +194,12 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
     @property
     def earlier(self) -> str:
         """The centre of the window that begins half a span earlier, in ISO 8601, for a link."""
-        return format_iso(self.window.centre - self.window.span_s / 2)
+        return iso_date(self.window.centre - self.window.span_s / 2)
 
     @property
     def later(self) -> str:
         """The centre of the window that begins half a span later, in ISO 8601, for a link."""
-        return format_iso(self.window.centre + self.window.span_s / 2)
+        return iso_date(self.window.centre + self.window.span_s / 2)
 
 
 async def show_timeline_page(context: PortalContext, call: HandlerCall, query: TimelineQuery) -> TimelinePage:
@@ -247,11 +247,11 @@ def _link_to_live_events(live: list[Event], now: float) -> TimelineLink | None:
     until = max(_event_end(event, now) for event in live)
     min_span_s = OFFERED_SPANS["5m"]
     span_s = min(OFFERED_SPANS["14d"] * 2, max(min_span_s, math.ceil((until - since) * _MARGIN_FACTOR)))
-    return TimelineLink(span=_format_span(span_s), at=format_iso((since + until) / 2))
+    return TimelineLink(span=_format_span(span_s), at=iso_date((since + until) / 2))
 
 
 def _link_to_event(event: Event | None) -> TimelineLink | None:
-    return TimelineLink(span=DEFAULT_SPAN, at=format_iso(event.published_at)) if event else None
+    return TimelineLink(span=DEFAULT_SPAN, at=iso_date(event.published_at)) if event else None
 
 
 def _format_span(seconds: float) -> str:
@@ -301,4 +301,4 @@ def _csv_row(row: EventRow) -> list[object]:
 
 
 def _csv_instant(at: float | None) -> str:
-    return "" if at is None else format_iso(at)
+    return "" if at is None else iso_date(at)

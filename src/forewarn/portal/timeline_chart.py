@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -24,7 +25,7 @@ from forewarn.errors import Rejected
 from forewarn.explain.phrases import event_kind_text, join_names, notice_phrases, started_without_notice
 from forewarn.portal.rendering import format_utc, render_template
 from forewarn.portal.states import event_state, state_class
-from forewarn.times import Timestamp, timestamp
+from forewarn.times import Timestamp, parse_time, timestamp
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView
 
@@ -125,23 +126,12 @@ def parse_instant(text: str) -> float:
     try:
         at = float(text)
     except ValueError:
-        at = _parse_iso(text)
+        at = math.nan
+        with suppress(ValueError):
+            at = parse_time(text)
     if not 0 <= at <= _MAX_INSTANT:
         raise Rejected(f"{text!r} is not a time that a timeline can show: write it like 2026-01-05T12:00:00Z")
     return at
-
-
-def _parse_iso(text: str) -> float:
-    try:
-        when = datetime.fromisoformat(text.strip())
-    except ValueError:
-        return math.nan
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-
-
-def format_iso(at: float) -> str:
-    """Return POSIX seconds as date and time in UTC, `2026-01-05T12:00:00Z`, rounded down to seconds."""
-    return f"{_utc_datetime(at):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def axis_ticks(window: TimeWindow, density: AxisDensity = WIDE_AXIS) -> tuple[AxisTick, ...]:

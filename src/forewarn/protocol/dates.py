@@ -7,6 +7,8 @@ import re
 from datetime import UTC, date, datetime
 from functools import lru_cache
 
+from forewarn.times import parse_time
+
 _WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTH_NUMBERS = {name.lower(): number for number, name in enumerate(_MONTHS, start=1)}
@@ -44,7 +46,9 @@ def parse_date(text: str) -> float | None:
     text = text.strip()
     try:
         match = _RFC_1123.fullmatch(text)
-        return _parse_rfc_1123(match) if match else _parse_iso(text)
+        if match:
+            return _parse_rfc_1123(match)
+        return parse_time(text) if ":" in text else None
     except (ValueError, OverflowError):
         return None
 
@@ -55,10 +59,3 @@ def _parse_rfc_1123(match: re.Match[str]) -> float | None:
         return None
     day, year, hour, minute, second = (int(match[index]) for index in (1, 3, 4, 5, 6))
     return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
-
-
-def _parse_iso(text: str) -> float | None:
-    if ":" not in text:
-        return None
-    parsed = datetime.fromisoformat(text)
-    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()

@@ -10,7 +10,6 @@ from forewarn.store.record import NodeRow
 from forewarn.web.dependencies import ControlNodeView
 
 SILENT_AFTER_S = 10.0  # a node that has not described itself for longer is shown as silent
-ACTIVE_ROLES = ("active", "suspended")
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
