@@ -67,7 +67,7 @@ def populate_large_fleet(console: WebService) -> dict[str, str]:
     rollout = post("/rollouts", {"impact": "reboot", "scope": "web"})
     post("/rollouts", {"impact": "update", "hosts": ["host-7", "host-8"]})
     post("/hosts/host-9/degrade", {"in_s": 3600})
-    post("/faults", {"kind": "slow-body", "vm": "web-1", "for_s": 86400})
+    post("/faults", {"kind": "slow-body", "vm": "web-1", "duration_s": 86400})
     vms = {vm["name"]: vm for vm in service.api("GET", "/fleet").json["vms"]}
     return {
         "over": over[0]["id"],

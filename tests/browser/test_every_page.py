@@ -88,7 +88,7 @@ def populate(console: WebService) -> dict[str, str]:
     post("/budgets", {"name": "scopes", "max_vms": 1, "per": "scope"})
     rollout = post("/rollouts", {"impact": "reboot", "scope": "web"})
     post("/rollouts/standing-order", {"within_s": 30 * 86_400})
-    post("/faults", {"kind": "slow-body", "vm": "web-1", "for_s": 86400})
+    post("/faults", {"kind": "slow-body", "vm": "web-1", "duration_s": 86400})
     vms = {vm["name"]: vm for vm in service.api("GET", "/fleet").json["vms"]}
     return {
         "over": over,

@@ -57,9 +57,9 @@ were set. An event without notice still waits for other update domains. A fault 
 
 `GET /forewarn/v1/faults` lists faults, storms and kinds. `POST /forewarn/v1/faults` sets a fault:
 `{{"kind": "stale", "vm": "web-0", "count": 3, "parameters": {{"age_s": 45}}}}`. Use `scope` or `"all": true` instead of
-`vm`; `for_s` is the duration. `DELETE /forewarn/v1/faults/ID` clears one fault. `POST /forewarn/v1/faults/clear` clears
-those that match `ids`, `kind`, `vm`, `scope` or `all`. `POST /forewarn/v1/faults/storm` takes `seed`, `vms` and
-`for_s`.
+`vm`; `duration_s` is how long it lasts. `DELETE /forewarn/v1/faults/ID` clears one fault.
+`POST /forewarn/v1/faults/clear` clears those that match `ids`, `kind`, `vm`, `scope` or `all`.
+`POST /forewarn/v1/faults/storm` takes `seed`, `vms` and `duration_s`.
 """
 
 

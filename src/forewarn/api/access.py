@@ -37,9 +37,9 @@ class NewClient(StrictBody, frozen=True, kw_only=True):
 class NewGrant(StrictBody, frozen=True, kw_only=True):
     """A role to grant to a client, a VM or a user, over a resource.
 
-    `to` is a client's id, a VM (its name, `group/name`, key or vm id), or `oidc:ID` for a user of an external issuer.
-    `over` is a resource id (`/` is everything), the name of a VM, a uniform scale set or a cloud service, or
-    `group:NAME` for a resource group. The letter case of names and ids is ignored, except for the ID after `oidc:`.
+    `principal` is a client's id, a VM (its name, `group/name`, key or vm id), or `oidc:ID` for a user of an external
+    issuer. `resource` is a resource id (`/` is everything), the name of a VM, a uniform scale set or a cloud service,
+    or `group:NAME` for a resource group. The letter case of names and ids is ignored, except for the ID after `oidc:`.
     """
 
     role: Role
@@ -50,7 +50,7 @@ class NewGrant(StrictBody, frozen=True, kw_only=True):
 
 
 class AccessClientView(BaseView, frozen=True, kw_only=True):
-    """A client of the service, without its secret; `by` and `at` say who added it and when (lab time)."""
+    """A client of the service, without its secret; `created_by` and `created_at` say who added it and when."""
 
     id: str  # in lower case
     name: str  # for people; "": none
@@ -107,11 +107,11 @@ class CallerView(BaseView, frozen=True, kw_only=True):
 
 
 class SignInLinkView(BaseView, frozen=True, kw_only=True):
-    """A link that signs the user `signs_in` in to the portal once, until `ends_at`."""
+    """A link that signs `user` in to the portal once, until `ends_at`."""
 
     url: str  # a secret: anybody who opens it first is signed in
     user: str  # the name of the user that it signs in
-    ends_at: Timestamp  # POSIX seconds in real time
+    ends_at: Timestamp  # in real time
 
 
 async def show_access(context: RequestContext, call: HandlerCall) -> AccessView:

@@ -24,7 +24,7 @@ from forewarn.web.views import ReceiptView, RequestStatusView
 
 
 class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
-    """An operation (`ask`) on VMs, each named once.
+    """An `operation` on VMs, each named once.
 
     `notice_s` is in seconds of lab time. 0 means the minimum or, with `short_notice`, no notice; a notice shorter than
     the minimum needs `short_notice`. The minimum is 15 minutes for a restart, 10 for a redeploy, 30 seconds for an

@@ -22,7 +22,7 @@ from forewarn.web.views import BaseView
 class NewWebhook(StrictBody, frozen=True, kw_only=True):
     """A webhook to add: its receiver, and which messages it gets.
 
-    A message is sent if it passes all filters: `over`, `happenings` and `opted_in_only`.
+    A message is sent if it passes all filters: `resource`, `statuses` and `opted_in_only`.
     """
 
     url: NonEmptyLongText  # http or https, at most 2,000 ASCII characters, without user, password and fragment
@@ -30,7 +30,7 @@ class NewWebhook(StrictBody, frozen=True, kw_only=True):
     resource: NonEmptyText = ROOT_RESOURCE  # a resource id, the name of a VM, set or cloud service, or group:NAME
     statuses: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # statuses of events; empty: all
     opted_in_only: bool = False  # only events of VMs whose policy publishes outside
-    rollouts: bool | None = None  # also what happens to rollouts, for `over` `/` only; null: if no other field filters
+    rollouts: bool | None = None  # also rollouts, for `resource` `/` only; null: if no other field filters
     secret: Annotated[str, Meta(max_length=500)] = ""  # signs messages; 16 printable characters or more; "": a new one
     from_start: bool = False  # send the history from its beginning, not from now on
     validate: bool = False  # send a validation request first, and add the webhook only if the receiver agrees

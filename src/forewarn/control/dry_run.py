@@ -61,7 +61,7 @@ async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Seq
 
     `action` gets a control plane with a copy of the scopes of `vms` and of those that share gates with them, makes the
     request there and returns it; it runs in another thread, on an event loop of its own. A hold on rollouts is left
-    out. The preview is cut (`is_cut`) at limits of VMs, steps and real time.
+    out. The preview is cut (`is_partial`) at limits of VMs, steps and real time.
     """
     now = control.clock.now()
     end = await simulate_request(control, action, vms)

@@ -78,7 +78,7 @@ class FaultService:
 
     @property
     def active(self) -> ActiveFaults:
-        """The active faults and storms, oldest first; `touched` of each fault counts what it affected so far."""
+        """The active faults and storms, oldest first; `applied` of each fault counts what it affected so far."""
         return self._registry.active
 
     def real_time(self) -> RealTime:

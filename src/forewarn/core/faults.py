@@ -158,12 +158,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def remaining(self) -> int | None:
-        """How many more requests or events the fault may affect: `count` less `touched`, at least 0."""
+        """How many more requests or events the fault may affect: `count` less `applied`, at least 0."""
         return None if self.count is None else max(0, self.count - self.applied)
 
     @property
     def without_counts(self) -> Fault:
-        """A copy of the fault with all `touched…` fields reset, as it was when it was set."""
+        """A copy of the fault with all `applied…` fields reset, as it was when it was set."""
         return msgspec.structs.replace(self, applied=0, applied_by_vm={}, last_applied_at=None)
 
     def parameter(self, name: str) -> float:

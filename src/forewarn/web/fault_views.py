@@ -9,7 +9,7 @@ from forewarn.web.views import BaseView
 class FaultView(BaseView, frozen=True, kw_only=True):
     """A fault, active or just ended: its kind, target, parameters, what is left and what it affected.
 
-    `strikes` is what the kind affects: requests, events or at once. `seen` says what VMs notice of it. `touched` is how
+    `category` is what the kind affects: requests, events or at once. `symptom` is what VMs notice. `applied` is how
     many requests or events it affected (of a reset, scopes); `events` are the ids of those events, among the 1,000
     newest, oldest first.
     """
@@ -45,7 +45,7 @@ class StormFaultView(BaseView, frozen=True, kw_only=True):
 
 
 class StormView(BaseView, frozen=True, kw_only=True):
-    """A fault storm (a random schedule of faults), active or just ended; `for_s`: its length in lab time."""
+    """A fault storm (a random schedule of faults), active or just ended; `duration_s`: its length in lab time."""
 
     id: str  # such as s1
     seed: int  # the same seed, VMs and duration give the same schedule
@@ -64,9 +64,9 @@ class FaultParameterView(BaseView, frozen=True, kw_only=True):
 
 
 class FaultKindView(BaseView, frozen=True, kw_only=True):
-    """A kind of fault: what it affects (`strikes`), what VMs notice (`seen`), and its parameters.
+    """A kind of fault: what it affects (`category`), what VMs notice (`symptom`), and its parameters.
 
-    `longest_s` is its longest duration, and the default; with None it lasts until it is cleared.
+    `max_duration_s` is its longest duration, and the default; with None it lasts until it is cleared.
     """
 
     kind: str  # a value of FaultKind

@@ -41,10 +41,10 @@ class EmptyBody(StrictBody, frozen=True, kw_only=True):
 class NewFault(StrictBody, frozen=True, kw_only=True):
     """A fault to set, for exactly one of a VM, a scope or all.
 
-    It ends after `count` requests or events, after `for_s` seconds or when it is cleared, whichever is first. Without
-    `for_s` it lasts for the longest duration of its kind, if that has one. A kind that happens at once takes neither.
-    Seconds are real time for faults on requests, lab time for faults on events. Letter case of kind, VM and scope is
-    ignored.
+    It ends after `count` requests or events, after `duration_s` seconds or when it is cleared, whichever is first.
+    Without `duration_s` it lasts for the longest duration of its kind, if that has one. A kind that happens at once
+    takes neither. Seconds are real time for faults on requests, lab time for faults on events. Letter case of kind, VM
+    and scope is ignored.
     """
 
     kind: NonEmptyText  # a value of FaultKind, such as `slow-body`

@@ -1,6 +1,6 @@
 """The response structs of the API, which the portal's pages show too.
 
-Instants are POSIX seconds in lab time; durations end in `_s`. Field names are JSON keys.
+Times are in lab time, in JSON as ISO 8601 text; durations end in `_s`. Field names are JSON keys.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forewarn.times import Timestamp, timestamp
 
 
 class BaseView(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the response structs, which are encoded as JSON objects; times are in POSIX seconds."""
+    """Base of the response structs, which are encoded as JSON objects."""
 
 
 class HostView(BaseView, frozen=True, kw_only=True):
@@ -246,7 +246,7 @@ class FleetApplyView(FleetCheckView, frozen=True, kw_only=True):
 
 
 class RequestView(BaseView, frozen=True, kw_only=True):
-    """A maintenance request: the operation (`ask`), the names of its targets, who made it and when."""
+    """A maintenance request: the `operation`, the names of its targets, who made it and when."""
 
     id: str  # a GUID in lower case
     operation: str  # such as restart, rollout or fail
@@ -330,7 +330,7 @@ class HistoryPruneView(BaseView, frozen=True, kw_only=True):
 class ClockView(BaseView, frozen=True, kw_only=True):
     """The service's time, how fast it runs (1: as real time), and whether it is a lab."""
 
-    now: Timestamp  # POSIX seconds
+    now: Timestamp
     speed: float  # seconds of lab time per second of real time; 0: the clock is stopped
     lab: bool  # whether the clock can be moved
 
@@ -360,7 +360,7 @@ class HealthReportView(BaseView, frozen=True, kw_only=True):
 class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     """A replay of a recording in one scope: its position, speed and end.
 
-    `ended` is how it ended, None while it runs; `reason` says why it ended early, for people, and is "" otherwise.
+    `outcome` is how it ended, None while it runs; `reason` says why it ended early, for people, and is "" otherwise.
     """
 
     id: str  # of its request
