@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
+from forewarn.store.sqlite import SqliteStore
 
 
 def test_a_new_rollout_is_answered_with_its_progress(api: Any) -> None:
@@ -185,3 +187,10 @@ def test_a_request_that_is_not_a_rollout_is_not_found_as_one(api: Any) -> None:
 def test_the_reason_of_a_hold_has_a_limit(api: Any) -> None:
     assert api.call("POST", "/rollouts/hold", {"reason": "x" * 301}).status == 400
     assert api.post("/rollouts/hold", {"reason": "x" * 300})["is_held"]
+
+
+def test_a_rollout_with_a_deadline_is_stored(api_of: Any, tmp_path: Path) -> None:
+    api = api_of(store=SqliteStore.open(tmp_path / "forewarn.db"))
+    body = {"impact": "update", "hosts": ["h1"], "windows": ["02:00 4h"], "deadline": "2026-02-01T00:00:00Z"}
+    started = api.post("/rollouts", body)
+    assert "2026-02-01" in api.get(f"/rollouts/{started['id']}")["windows"]

@@ -126,7 +126,8 @@ def _read_rollout(context: RequestContext, body: NewRollout) -> WantedRollout:
         checks = context.control.rollouts.health.prober.require_usable([check_of(check) for check in body.checks])
         _require_checks_to_hold(body.hold_if_unclear, checks)
         try:
-            calendar = make_calendar(body.windows, body.blackouts, body.deadline)
+            deadline = None if body.deadline is None else float(body.deadline)  # a store encodes no Timestamp
+            calendar = make_calendar(body.windows, body.blackouts, deadline)
         except ValueError as error:
             raise Rejected(str(error)) from error
         return WantedRollout(
