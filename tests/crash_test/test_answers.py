@@ -51,7 +51,6 @@ EDITS: dict[str, SpoiledAnswer] = {
     "upper case": answers.upper_case_names(),
     "incarnation reset": answers.incarnation_reset(),
     "older": answers.older_document(),
-    "same": answers.same_document(b"{}"),
     "repeated": answers.repeated_events(),
     "huge": answers.huge_document(10),
     "byte order mark": answers.byte_order_mark(),
@@ -145,11 +144,6 @@ def test_unknown_keys_are_added_to_the_document_and_its_events() -> None:
 def test_an_older_document_lacks_the_newest_event() -> None:
     content = spoiled(answers.older_document(), document(EVENT, SECOND))
     assert content == {"DocumentIncarnation": 6, "Events": [EVENT]}
-
-
-def test_the_same_document_is_given_whatever_has_changed() -> None:
-    first = document(EVENT).body
-    assert answers.same_document(first).transform(document(incarnation=9)).body == first
 
 
 def test_every_event_is_listed_twice() -> None:

@@ -41,7 +41,6 @@ class JoinedNode:
 
     info: NodeInfo  # which process it is
     host: str  # its name in the fleet
-    joined_at: float  # when this process of the node joined first
     heard_at: float  # when it was heard last
     seen_number: int = 0  # of its last report; 0: none
     position: StreamPosition | None = None  # what it showed in its last report; None: no state, or no report
@@ -105,7 +104,7 @@ class NodeRegistry:
             if current is not None:
                 gone = current.request_totals.without_gauges()
                 self._totals_of_replaced = sum_totals(self._totals_of_replaced, gone)
-            current = self._nodes[host_key] = JoinedNode(info=info, host=host, joined_at=now, heard_at=now)
+            current = self._nodes[host_key] = JoinedNode(info=info, host=host, heard_at=now)
             # The silence before the restart counts: VMs could not poll while no process ran.
             current.silence = replace(silence, until=silence.until or now) if silence else None
         current.note_heard(now)

@@ -131,14 +131,14 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     progress: RolloutState = RolloutState.RUNNING
     reason: str = ""  # for people: why it ended, or paused itself; "": neither, or it completed without failures
     closed: bool = False  # nothing is left to publish, withdraw or wait for
-    closed_at: LabTime | None = None  # None: it is open, or an earlier release closed it
+    closed_at: LabTime | None = None  # None: it is open
     tally: RolloutTally | None = None  # set when it closes, because its events are pruned later; None before
     wave: int = 0  # index of the wave that is being published, or settles
     wave_began_at: LabTime | None = None  # None: no wave has begun, or the rollout has no `waves`
     wave_size: int = 0  # how many VMs the wave had when it began; 0: it has no fixed number (a tag, or the rest)
     wave_base: int = 0  # how many VMs the rollout had handled when the wave began
     wave_over_at: LabTime | None = None  # when its last event ended, noted when it settles; None: not so far
-    begun: tuple[BegunWave, ...] = ()  # its waves so far, in order; (): none, or an earlier release began them
+    begun: tuple[BegunWave, ...] = ()  # its waves so far, in order; (): none
     check_round: int = 0  # how often it was resumed: only measurements of the same round count
     resumed_at: LabTime | None = None  # when a person last resumed it; None: nobody has
     unclear: str = ""  # for people: why its checks let it publish nothing; "": they do

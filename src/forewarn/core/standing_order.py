@@ -32,7 +32,7 @@ class HostVisit(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """What a standing order knows about its visits of one host; a visit is a rollout over that host."""
 
     visited_at: float | None = None  # when the last visit that succeeded ended; None: there was none
-    impact: RolloutImpact | None = None  # of that visit; None: there was none, or an earlier release stored it
+    impact: RolloutImpact | None = None  # of that visit; None: there was none
     asked_at: float | None = None  # when the last visit was requested, or resumed after a pause; None: never
     request_id: str = ""  # of the visit that is not over; "": there is none
     is_paused: bool = False  # somebody paused the visit under way, and it has no live event: it does not count as one
@@ -65,9 +65,9 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
 
     def visited_at(self, host: str) -> float | None:
         """Return the lab time at which the host's last successful visit ended; None if none counts."""
-        # A visit counts if it had the impact of this order, or an unknown one. Only the last success is stored.
+        # A visit with another impact does not count. Only the last success is stored.
         visit = self.visit(host)
-        return visit.visited_at if visit.impact in (None, self.impact) else None
+        return visit.visited_at if visit.impact is self.impact else None
 
 
 def require_valid_order(order: StandingOrder) -> None:

@@ -287,18 +287,6 @@ def older_document() -> SpoiledAnswer:
     return edited_documents("an older document", edit)
 
 
-def same_document(body: bytes) -> SpoiledAnswer:
-    """Make a substitute: polls get this body, an earlier document, instead of the current document.
-
-    Answers that are not documents, such as a 304, stay as they are.
-    """
-
-    def transform(answer: ServiceAnswer) -> ServiceAnswer:
-        return answer if _read_document(answer.body) is None else _with_body(answer, body)
-
-    return SpoiledAnswer(name="the same document again", transform=transform, concerns=Concerns.POLLS)
-
-
 def repeated_events() -> SpoiledAnswer:
     """Make a substitute: polls get every event twice, one after the other, with the same EventId."""
 

@@ -11,6 +11,7 @@ from forewarn.crash_test.answers import Concerns, SpoiledAnswer
 from forewarn.crash_test.timeline import Approved, DeliveredEvent, OtherRequest, Polled, Poller
 from forewarn.protocol.approval import InvalidApproval, parse_approval
 from forewarn.protocol.codec import InvalidDocument, Received, decode_document
+from forewarn.protocol.exchange import has_metadata_header
 from forewarn.protocol.http_message import HttpRequest, RequestTarget, parse_target
 
 _MAX_OTHER_EVENTS = 20  # of a huge substitute document, that the timeline shows beside the service's own events
@@ -85,7 +86,7 @@ class Exchange:
             by=by,
             status=self.status,
             version=self.version,
-            has_header=_has_metadata_header(self.request),
+            has_header=has_metadata_header(self.request),
             incarnation=None if document is None else document.incarnation,
             events=() if document is None else tuple(self._delivered_events(document)),
             answered_at=self.answered_at,
@@ -101,7 +102,7 @@ class Exchange:
             event_ids=event_ids,
             status=self.status,
             version=self.version,
-            has_header=_has_metadata_header(self.request),
+            has_header=has_metadata_header(self.request),
             problem=problem,
             substitute=self.substitute,
             was_prepared=self.was_prepared,
@@ -150,11 +151,6 @@ def _is_scheduled_events(path: tuple[str, ...]) -> bool:
             return True
         case _:
             return False
-
-
-def _has_metadata_header(request: HttpRequest) -> bool:
-    values = request.header_values("metadata")
-    return bool(values) and all(value.strip().lower() == "true" for value in values)
 
 
 @lru_cache(maxsize=4)  # handlers poll the same document again and again

@@ -66,7 +66,7 @@ class ForecastWave(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutForecast(msgspec.Struct, frozen=True, kw_only=True):
     """How a rollout goes on from now: the sizes and times of its waves, and its expected end."""
 
-    waves: tuple[ForecastWave, ...]  # in order; without those of which nothing is known, as an earlier release's
+    waves: tuple[ForecastWave, ...]  # in order; without those of which nothing is known
     ends_at: LabTime | None  # when the last wave has settled; None: a window or a budget never lets it end
     is_measured: bool  # it assumes the pace of its events so far; False: that nobody approves
 
@@ -231,7 +231,7 @@ def forecast_rollout(
 
 
 def _first_begun(request: MaintenanceRequest, rollout: Rollout) -> BegunWave:
-    """The current wave of a rollout without `waves`, or of one that an earlier release began."""
+    """The only wave of a rollout without `waves`."""
     began_at = rollout.wave_began_at if rollout.wave_began_at is not None else request.requested_at
     return BegunWave(wave=rollout.wave, at=began_at, base=rollout.wave_base)
 

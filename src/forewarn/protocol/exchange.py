@@ -213,7 +213,7 @@ def _read_token(request: HttpRequest, target: RequestTarget, rules: EndpointRule
     authorities = (target.authority,) if target.authority else request.header_values("host")
     return read_token_request(
         target,
-        has_header=_has_metadata_header(request),
+        has_header=has_metadata_header(request),
         has_foreign_host=any(map(is_foreign_name, authorities)),
         tokens_allowed=rules.gives_tokens,
     )
@@ -229,11 +229,11 @@ def _check_caller(request: HttpRequest, target: RequestTarget, *, needs_header: 
         raise _EarlyResponse(forwarded_for_not_allowed())
     if (name := target.duplicate_parameter()) is not None:
         raise _EarlyResponse(duplicate_parameter(name))
-    if needs_header and not _has_metadata_header(request):
+    if needs_header and not has_metadata_header(request):
         raise _EarlyResponse(metadata_header_missing())
 
 
-def _has_metadata_header(request: HttpRequest) -> bool:
+def has_metadata_header(request: HttpRequest) -> bool:
     """Whether `Metadata: true` is there; if the header is repeated, every value must be true."""
     values = request.header_values("metadata")
     return bool(values) and all(value.strip().lower() == "true" for value in values)

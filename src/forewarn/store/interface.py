@@ -39,7 +39,7 @@ class LastPoll(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     count: int = 0  # polls and approvals of this VM since it was added; in the batch of a worker, since its last batch
     agent: str = ""  # the client program, from its User-Agent
     wait_s: int = 0  # for how many seconds the server may hold the response; until then it counts as polling
-    vm_id: str = ""  # tells VMs apart that had the same key one after the other; "": stored by an earlier release
+    vm_id: str = ""  # tells VMs apart that had the same key one after the other; "": not known
     real_at: RealTime = RealTime(0)  # by the clock of the process that stores it; 0: not known
 
 
