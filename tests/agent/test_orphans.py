@@ -154,7 +154,7 @@ def test_a_command_is_found_by_its_pid_and_start_time(tmp_path: Path, sleeper: s
     assert sleeper.wait(60) == -signal.SIGTERM
 
 
-def test_a_mark_of_an_earlier_version_finds_processes_by_their_environment(tmp_path: Path) -> None:
+def test_a_mark_without_a_pid_finds_processes_by_their_environment(tmp_path: Path) -> None:
     folder = tmp_path / "E1" / "drain"
     folder.mkdir(parents=True)
     (folder / "running").write_text("0123456789abcdef")

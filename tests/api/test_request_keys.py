@@ -268,8 +268,7 @@ def test_every_route_that_creates_requests_takes_a_key(api: Api) -> None:
     assert sorted(KEYED_ROUTES) == sorted(CALLS)
 
 
-def test_the_stored_request_without_a_key_is_as_before(api: Api) -> None:
-    """Stores of earlier versions and requests without a key have no such members."""
+def test_a_request_without_a_key_is_stored_without_a_digest(api: Api) -> None:
     api.post("/requests", RESTART)
     (request,) = api.world.store.requests()
     assert (request.call_digest, request.called_at) == ("", 0)

@@ -99,23 +99,6 @@ def test_the_first_outcome_without_an_effect_stays(ledger: EffectLedger) -> None
     assert ledger.find_outcome("1") == ActDone(ok=False, note="no power")
 
 
-def test_a_ledger_without_outcomes_can_be_opened_and_records_them(tmp_path: Path) -> None:
-    """Earlier versions recorded effects only."""
-    path = tmp_path / "ledger.db"
-    earlier = EffectLedger.open(path)
-    earlier.record_effect(effect("1"))
-    earlier.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE outcome")
-    connection.close()
-
-    ledger = EffectLedger.open(path)
-    ledger.record_outcome("2", ActDone(ok=False, note="no power"), 100.0)
-    assert ledger.find("1") == effect("1")
-    assert ledger.find_outcome("2") == ActDone(ok=False, note="no power")
-    ledger.close()
-
-
 def test_a_vm_without_effects_has_an_empty_history(ledger: EffectLedger) -> None:
     assert ledger.vm_history("s/g/unknown") == VmHistory(boots=0, host="")
 

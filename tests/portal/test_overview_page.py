@@ -310,16 +310,6 @@ def test_a_user_without_a_role_is_told_whom_to_ask(portal: PortalUser) -> None:
     assert portal.with_role("Reader").request("GET", "/portal/").status == 403
 
 
-@pytest.mark.parametrize(
-    "query",
-    ["q=web", "state=noticed", "q=web&state=noticed&page=2", "q=a%20b&as=csv", "as=csv"],
-    ids=lambda query: query,
-)
-def test_old_links_to_the_fleet_page_lead_to_it(portal: PortalUser, query: str) -> None:
-    page = portal.request("GET", f"/portal/?{query}")
-    assert (page.status, page.headers["location"]) == (307, f"/portal/fleet?{query}")
-
-
 def test_an_unknown_span_of_the_charts_is_answered_in_place(portal: PortalUser) -> None:
     page = portal.request("GET", "/portal/?span=2y")
     assert page.status == 400

@@ -31,13 +31,10 @@ _SCHEMA = (
     " verb TEXT NOT NULL, event_id TEXT NOT NULL, begun_at REAL NOT NULL, ends_at REAL NOT NULL,"
     " ended INTEGER NOT NULL, from_host TEXT NOT NULL, to_host TEXT NOT NULL)",
     "CREATE INDEX effect_of_vm ON effect (vm)",
+    "CREATE TABLE outcome (seq INTEGER PRIMARY KEY, act_id TEXT NOT NULL UNIQUE, at REAL NOT NULL,"  # without effect
+    " ok INTEGER NOT NULL, note TEXT NOT NULL)",
     f"PRAGMA application_id = {_APPLICATION_ID}",
     f"PRAGMA user_version = {_USER_VERSION}",
-)
-# Created in ledgers of earlier versions too, which ignore it: outcomes of acts without an effect.
-_CREATE_OUTCOMES = (
-    "CREATE TABLE IF NOT EXISTS outcome (seq INTEGER PRIMARY KEY, act_id TEXT NOT NULL UNIQUE, at REAL NOT NULL,"
-    " ok INTEGER NOT NULL, note TEXT NOT NULL)"
 )
 _EFFECT_COLUMNS = "act_id, vm, verb, event_id, begun_at, ends_at, ended, from_host, to_host"
 _SELECT_EFFECTS = f"SELECT {_EFFECT_COLUMNS}, coalesce(performs, 0) FROM effect LEFT JOIN act USING (act_id)"
@@ -272,6 +269,5 @@ def _create_schema(connection: sqlite3.Connection, name: str) -> None:
             raise Rejected(f"file {name!r} is not a ledger of this version and was not changed: name another")
         for statement in () if found else _SCHEMA:
             connection.execute(statement)
-        connection.execute(_CREATE_OUTCOMES)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")

@@ -118,7 +118,6 @@ PAGES: tuple[PageRoute, ...] = (
 )
 
 _FORMAT_PARAM = "as"  # query parameter that asks for a file instead of HTML
-_FLEET_PARAMS = frozenset({"q", "state", "page"})  # of links to the fleet page from when it was the first page
 _PAGING_PARAMS = frozenset({"page", "before", "after", "limit"})  # an export with one of these holds that page only
 _MAX_CONCURRENT_EXPORTS = 2  # each may hold the whole fleet in memory
 
@@ -187,21 +186,12 @@ async def _redirect_to_portal(request: Request) -> Response:
 
 def _page_route(authenticate: PageAuthenticator, route: PageRoute, export_slots: asyncio.Semaphore) -> Route:
     async def endpoint(request: Request) -> Response:
-        if route.path == "/" and _is_old_fleet_link(request):
-            return RedirectResponse(f"{PORTAL_PREFIX}/fleet?{request.url.query}")
-
         async def show(context: PortalContext, session: CurrentSession) -> Response:
             return await _page_response(route, context, session, request, export_slots)
 
         return await run_page_request(request, authenticate, show)
 
     return Route(f"{PORTAL_PREFIX}{route.path}", endpoint, methods=["GET"])
-
-
-def _is_old_fleet_link(request: Request) -> bool:
-    """Whether a request for the first page means the fleet page, which it was; the overview has no CSV."""
-    query = request.query_params
-    return not _FLEET_PARAMS.isdisjoint(query) or query.get(_FORMAT_PARAM) == "csv"
 
 
 async def _page_response(
