@@ -58,7 +58,7 @@ class ProcessCluster:
         self.secrets = directory / "secrets"
         create_cluster_secrets(self.secrets, time.time())
         self.nodes: dict[str, ServiceProcess] = {}
-        self._console_url = f"https://localhost:{free_port()}"
+        self._api_url = f"https://localhost:{free_port()}"
 
     def node(
         self,
@@ -78,7 +78,7 @@ class ProcessCluster:
             "store": self.store,
             "name": name,
             "api": f"{'127.0.0.1' if part is None else part.address}:{free_port()}",
-            "console-url": self._console_url,
+            "api-url": self._api_url,
             "secrets": str(self.secrets),
             "enablement": "always",
             **{option.replace("_", "-"): value for option, value in options.items()},

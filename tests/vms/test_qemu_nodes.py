@@ -37,7 +37,7 @@ class QemuNodes(QemuService):
         self.nats = NatsServer(site.directory)
         self.site = site
         config = site.directory / "service.toml"
-        config.write_text("grace_s = 1\n")
+        config.write_text("start_grace_s = 1\n")
         ServiceProcess.__init__(
             self,
             data=site.directory / "data",
