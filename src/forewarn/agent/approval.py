@@ -90,8 +90,6 @@ def decide_by_approval_check(
     check: ApprovalCheckConfig, record: ApprovalCheckRecord | None, now: float
 ) -> ApprovalDecision:
     """Decide whether to approve, from the answers of the approval check so far; does not run the check."""
-    # "no" is final. Without an answer, `recheck_at` is when to run the check again or its deadline, whichever is
-    # sooner; from the deadline on `on_silence` decides for good.
     if record is None:
         return ApprovalDecision(is_approved=False, reason="the approval check has not run yet", recheck_at=now)
     if record.answer:

@@ -38,9 +38,7 @@ BOARD_RECHECK_S = 2.0  # while other VMs are not ready
 
 def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
     """Return the actions to take now, oldest open event first: the next action of each, or a WaitUntil."""
-    # Each action is decided as if the actions before it were already journalled. An event with running tasks has none,
-    # except that, once it is gone, it has a StopStep for each task that still prepares for it. After a RecordStepEnd or
-    # CloseEvent, further actions may be due at once: call this again.
+    # Each is decided as if those before it were journalled. After a RecordStepEnd or CloseEvent, call this again.
     actions: list[AgentAction] = []
     for record in snapshot.open_records:
         for action in (

@@ -195,8 +195,6 @@ def _missing_approval_text(record: EventRecord, rule: RuleConfig | None) -> str:
 
 def step_plan_table(rule: RuleConfig, notices_s: tuple[float, ...]) -> list[tuple[StepConfig, list[str]]]:
     """Return a pair for each step of the rule, in order: the step, and a text for each of `notices_s`."""
-    # The text says when the step would begin for an event that is seen that many seconds before its NotBefore: `cut`,
-    # `at once, late`, `at once, by 10m before`, or `10m before`.
     plans = [schedule_steps(rule.steps, notice, 0.0, begin=rule.begin, margin_s=rule.margin_s) for notice in notices_s]
     return [
         (step, [_plan_cell(plan[position], notice) for plan, notice in zip(plans, notices_s, strict=True)])

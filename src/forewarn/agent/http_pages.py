@@ -19,8 +19,6 @@ def build_pages(
     metrics: AgentMetrics, get_snapshot: Callable[[], AgentSnapshot], extra_state: Callable[[], Mapping[str, Any]]
 ) -> AgentPages:
     """Return the pages /health, /ready, /metrics and /state, by path, as functions that make each anew."""
-    # /health has status 503 once the endpoint has been silent for 90 s (180 s before its first answer), and /ready
-    # while a readiness step is in effect.
 
     def status() -> MaintenanceStatus:
         snapshot = get_snapshot()

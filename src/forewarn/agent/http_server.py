@@ -64,8 +64,6 @@ def parse_listen_address(text: str) -> tuple[str, int]:
 @asynccontextmanager
 async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
     """Context manager: serve the pages by GET and HEAD at `listen` (host:port), and yield the port."""
-    # Each connection gets one answer and is closed. /state is refused (421) under a host name that is not this
-    # machine's.
     host, port = parse_listen_address(listen)
     http_server = _HttpServer(pages, own_names=frozenset({"localhost", host.lower(), socket.gethostname().lower()}))
     try:

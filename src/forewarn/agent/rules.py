@@ -24,8 +24,7 @@ def find_rule(rules: Iterable[RuleConfig], event: Event, vm: str, now: float) ->
 
 def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
     """Return whether the event meets all conditions of the rule at `now`, the server's time."""
-    # An unknown duration counts as endless; an unknown NotBefore, or an event that has started, as 0 s left. A
-    # SpotRebalanceRecommendation has no impact, so only a rule that names this kind matches it (spec §14.4).
+    # A SpotRebalanceRecommendation has no impact, so only a rule that names this kind matches it (spec §14.4).
     return (
         _matches_any(event.kind, rule.kinds)
         and (bool(rule.kinds) or event.kind.casefold() != Kind.SPOT_REBALANCE.casefold())

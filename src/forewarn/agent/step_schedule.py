@@ -60,7 +60,6 @@ def schedule_steps(
 
 def schedule_after_start(steps: Sequence[StepConfig], now: float, policy: LateStepPolicy) -> tuple[ScheduledStep, ...]:
     """Schedule the steps of an event that has started; return all of them in their order, due at `now`."""
-    # The policy `nothing` cuts all steps, `essential` those with a `cut` number, `all` none.
 
     def is_cut(step: StepConfig) -> bool:
         return policy == "nothing" or (policy == "essential" and step.cut is not None)

@@ -27,8 +27,6 @@ MAX_UNDO_RETRY_S = 300.0
 
 def undo_actions(record: EventRecord, snapshot: AgentSnapshot) -> Iterator[AgentAction]:
     """Yield the one next action for an event that is gone: undo or end one step, wait, or close."""
-    # It goes through the steps that were tried, in reverse order. While tasks of the event run, it yields only a
-    # StopStep for each task that still prepares.
     running = [name for key, name in snapshot.running_tasks if key == record.key]
     if running:
         yield from (StopStep(key=record.key, step=name) for name in running if _is_preparing(record, name))

@@ -124,8 +124,6 @@ class EventWatcher:
 
 def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:
     """Make the cursor file at `path` contain exactly the events that the journal has as listed."""
-    # After the repair the watch reports again the events that the journal lacks, and reports as gone the surplus events
-    # of the journal. Changes that the file has as unhandled count as journalled, because the watch delivers them first.
     try:
         cursor = load_cursor(path)
     except BadCursor as error:
@@ -133,7 +131,7 @@ def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:
         cursor = WatchCursor()
     records = (record for record in journal.open_records if record.gone_at is None)
     listed = {event_key(record.event): KnownEvent(event=record.event, boot_id=record.boot_id) for record in records}
-    for change in cursor.unhandled:
+    for change in cursor.unhandled:  # the watch delivers them first
         if isinstance(change, Gone):
             listed.pop(event_key(change.event), None)
         else:

@@ -32,8 +32,6 @@ def read_backlog(log: Path, limit: int = _BACKLOG_BYTES) -> bytes:
 
 def attach(path: Path, vm: str, *, on_connected: Callable[[], None] = lambda: None) -> None:
     """Connect this terminal to the console at the unix socket `path` until Ctrl-], or until it closes."""
-    # Every other key, even Ctrl-C, goes to the guest. Input that is not a terminal is sent up to its end, which also
-    # ends the connection.
     with socket.socket(socket.AF_UNIX) as console:
         try:
             console.connect(str(path))

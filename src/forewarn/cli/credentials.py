@@ -160,8 +160,6 @@ def require_profile_name(name: str) -> str:
 
 def resolve_profile(selection: RemoteSelection, profiles: ProfileFile, environ: Mapping[str, str]) -> Profile:
     """Return the profile for the selected remote service: the named one, else the one for its server."""
-    # If only a server is selected, FOREWARN_CLIENT_ID and FOREWARN_SECRET_FILE, if set, make a profile, which takes
-    # precedence over the only saved one for that server.
     if selection.profile:
         profile = profiles.find(selection.profile)
         if selection.server and str(parse_server_url(selection.server)) != profile.server:

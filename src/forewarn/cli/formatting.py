@@ -34,8 +34,6 @@ def zone_name(at: datetime) -> str:
 
 def clock_time(at: Instant, now: Instant, *, dated: bool = False) -> str:
     """Return the local time of day, `12:00:05 CET`, or `2026-03-01 12:00:05 CET` if its date is not today's."""
-    # Today is the date of `now`. `dated` always adds the date. Returns "never" if a time
-    # is out of range.
     try:
         shown, today = local_time(at), local_time(now).date()
     except (ValueError, OverflowError, OSError):
@@ -46,7 +44,6 @@ def clock_time(at: Instant, now: Instant, *, dated: bool = False) -> str:
 
 def clock_times(ats: Iterable[Instant], now: Instant) -> list[str]:
     """Return the local times of one column, `12:00:05 CET`, in the same order, all with or without a date."""
-    # All get their date if one is not on the day of `now`. A time that is out of range becomes "never".
     listed = list(ats)
     plain = [clock_time(at, now) for at in listed]
     alike = len({text.count(" ") for text in plain if text != "never"}) <= 1
@@ -64,7 +61,6 @@ def relative_time(at: Instant, now: Instant, *, units: int = 2) -> str:
 
 def describe_time(at: Instant | None, now: Instant, *, units: int = 2) -> str:
     """Return a time as `12:00:05 CET (in 5m)`: the local time, and how far it is; `-` for None."""
-    # The date is added if it is not the day of `now`. A past time has `(5m ago)`. Both are by the same clock.
     return "-" if at is None else f"{clock_time(at, now)} ({relative_time(at, now, units=units)})"
 
 

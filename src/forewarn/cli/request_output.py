@@ -180,7 +180,6 @@ def _print_hints(call: Invocation, events: list[JsonObject]) -> None:
 
 def wait_for_request(call: Invocation, answer: JsonObject) -> int:
     """Follow a request until it is over, and print the outcome; returns 0 if it succeeded, else 1."""
-    # After Ctrl-C the request continues: prints how to see its progress, and raises KeyboardInterrupt.
     request_id = answer["request"]["id"]
 
     def take_snapshot() -> Snapshot:

@@ -264,8 +264,7 @@ def is_vm_name_needed(known: KnownDocument, observed: ObservedDocument) -> bool:
 
 def _outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, listed: dict[str, Event]) -> Outcome:
     """How known events that had not started ended, if they are missing and the incarnation shows it."""
-    # Each addition, start and removal of an event raises the incarnation by one. WITHDRAWN if the growth that other
-    # changes do not explain is one for each missing event; FINISHED if one is missing and that growth is two.
+    # Each addition, start and removal of an event raises the incarnation by one.
     before = {event_key(known_event.event): known_event.event for known_event in known.events}
     unclear = sum(key not in listed and not _has_started(event) for key, event in before.items())
     removed = sum(key not in listed and _has_started(event) for key, event in before.items())

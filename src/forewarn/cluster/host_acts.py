@@ -66,9 +66,6 @@ class HostActs:
 
     def on_order(self, message: BusMessage) -> None:
         """Carry out an order and answer it, after 1.5 s of real time at most; returns at once."""
-        # An order that takes longer is answered as under way, and continues. An error of the hypervisor is answered as
-        # a refusal, which counts as an attempt at the act, unless it is ActNotTried. An order of an older term is
-        # refused; one of a newer term that cannot be stored is refused, too.
         try:
             order = decode_to_host(message.payload)
         except Rejected as error:

@@ -156,9 +156,6 @@ class StreamFollower:
 
     def on_joined(self, accepted: JoinAccepted, now: float) -> list[FollowerAction]:
         """Handle the reply to a `JoinRequest`; return what to do: show the state, or ask for its next part."""
-        # A reply of a process that was not followed so far makes this node join it. A reply of the process that it
-        # follows is only a sign of life if it is not awaited, is older than what is shown, or comes while parts of an
-        # earlier reply are awaited.
         source = accepted.position.source
         if self._is_deposed(source):
             return []

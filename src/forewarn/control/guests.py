@@ -31,8 +31,6 @@ class GuestService:
 
     async def approve(self, vm_key: str, event_ids: tuple[str, ...]) -> str | None:
         """Approve events of the VM's scope durably (spec §5); return None, or the first id that is unknown."""
-        # If an id is unknown, nothing is approved. An id is known if it is of a listed event of this scope, live or
-        # over and not yet pruned, or of an event that a replay showed to the scope.
         vm = self._vm(vm_key)
         scope_id = vm.scope_id
         scope = self._transactions.load(scope_id)

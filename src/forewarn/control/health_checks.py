@@ -88,7 +88,6 @@ class HealthCheckService:
 
     def counting(self, request_id: str, rollout: Rollout) -> list[Measurement]:
         """Return the measurements of a rollout's checks that count now, oldest first."""
-        # Measurements count if they were made in its current wave and since a person last resumed it.
         known = self._measured.get(request_id)
         if known is None:
             known = self._store.measurements(request_id)
@@ -98,7 +97,6 @@ class HealthCheckService:
 
     def held_rollouts(self) -> frozenset[str]:
         """Return the request ids of rollouts that hold their events now, and note them in `holding`."""
-        # These are open rollouts with `hold_if_unclear` of which a check is bad, unclear, stale or not measured.
         now = self._clock.now()
         held = frozenset(request.id for request in self._holders() if now > self._clear_time(request, now))
         self.holding |= held

@@ -141,8 +141,6 @@ class ObservedFleet:
 
     def reports(self, vm: ObservedVm) -> VmReports | None:
         """Return what hosts report about a VM; None while an act on it is in progress."""
-        # Answers of hosts that were asked before the last change of the VM in the fleet do not count. If several VMs of
-        # the fleet have its name, only the report of the VM's own host counts.
         changed = self._changed.get(vm.key, 0)
         # What an act does in the middle must not be taken for the work of somebody else.
         if vm.key in self._acts or self._is_acted_on(vm, changed):

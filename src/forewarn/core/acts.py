@@ -22,9 +22,6 @@ def can_act_on(vm: Vm, verb: Verb) -> bool:
 
 def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
     """Return the VMs that the event would act on now, as they are now, in the order of `event.vms`."""
-    # A VM is left out if it was removed (one added under its name had no notice), if its power state does not allow the
-    # event's verb, or if the event is planned maintenance of a host that the VM is neither on nor being moved to (spec
-    # §6.4). For a VM that is being moved to that host, the power state on arrival counts.
     rules, affected = event.rules, []
     for name in event.vms:
         vm = scope.vm(name)

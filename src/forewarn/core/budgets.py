@@ -215,9 +215,7 @@ def is_down(vm: Vm, down_hosts: Collection[str]) -> bool:
 
 def vms_out_by_event(event: Event) -> tuple[str, ...]:
     """Return the keys of the VMs that count as out of service because of this event; () once it is over."""
-    # A scheduled event counts only if it has the cause of a rollout, which reserves budgets. A started event of any
-    # cause counts for the VMs that it acts on, even those whose act has ended; starting a VM or applying its
-    # configuration again is no outage.
+    # Only rollouts reserve budgets: other events count once they have started, with acts that have ended.
     if event.status is EventState.STARTED:
         return tuple(act.vm for act in event.acts if act.verb.rules.interrupts)
     if event.status is EventState.SCHEDULED and event.cause in ROLLOUT_CAUSES:

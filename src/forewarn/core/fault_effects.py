@@ -30,9 +30,6 @@ _FREEZE_CAUSE = Cause.HOST_UPDATE
 
 def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -> Scope:
     """Return the scope with a new event published; a fault may start it at once or shorten its notice."""
-    # A NO_NOTICE fault starts the event with its acts, unless it would have to wait for more than its gate even if it
-    # were approved. Otherwise a SHORT_NOTICE fault makes its NotBefore earlier, never later. Of each kind, the oldest
-    # fault that applies counts.
     if (
         _may_start_without_notice(scope, event, context)
         and (fault := _fault_for(FaultKind.NO_NOTICE, scope, event, context)) is not None

@@ -247,8 +247,6 @@ def parse_condition(text: str) -> CheckCondition:
 
 def judge_values(condition: str, values: Sequence[tuple[str, float]]) -> CheckResult:
     """Return the result of a health check with this condition for these pairs of (title, value)."""
-    # BAD if a value does not meet the condition, even if another is not a number; else UNCLEAR without values or with
-    # one that is not a number; else GOOD.
     wanted = parse_condition(condition)
     numbers = [(title, value) for title, value in values if not math.isnan(value)]
     bad = [(title, value) for title, value in numbers if not wanted.is_met(value)]

@@ -59,8 +59,6 @@ def plan_events_for_vms(
     request: MaintenanceRequest, vms: Iterable[Vm], new_id: NewId, *, host: str = ""
 ) -> tuple[PlannedEvent, ...]:
     """Return one planned event per VM, in the order of `vms`, for an operation that a request asks for."""
-    # Each event gets the notice of the request, else the minimum of its cause or, for a delete or an announced reimage,
-    # the VM's setting. Nothing is published: `apply_planned_event` does that.
     operation_cause = OPERATION_CAUSES[request.operation]
     return tuple(
         PlannedEvent(

@@ -129,9 +129,6 @@ def remaining_vms(
 
 def handled_vms(rollout: Rollout, events: Sequence[Event], planned: Sequence[PlannedEvent]) -> set[tuple[str, str]]:
     """Return (scope id, name) of each VM that an event of the rollout handles, published or planned."""
-    # Events that are over count as well, even withdrawn ones. A VM is not handled if a health check withdrew its event,
-    # if it was added again since its event was published or, in a rollout over hosts, if its event did not act on it
-    # when it started or was not needed for it.
     handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
     return handled | {(p.scope_id, name) for p in planned for name in p.vms}
 

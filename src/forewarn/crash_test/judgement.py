@@ -36,8 +36,6 @@ class Deadline:
 
 def judge_deadline(observed: Observed, at: float | None, deadline: Deadline, *, seen: str, missing: str) -> Judgement:
     """Judge whether something happened in time; `at` is when it did, None if it did not."""
-    # If it happened until `soon`, it passes. Otherwise the outcome is unknown if the machine was too slow, or if it did
-    # not happen and the case ended before `late`; until `late` it is slow, and later or never it fails.
     times = () if at is None else (at,)
     if at is not None and at <= deadline.soon:
         return CaseOutcome.PASS, seen, times

@@ -77,8 +77,6 @@ def build_result(
     plan: CrashTestPlan, judged: Sequence[JudgedCase], *, version: str, at: str, machine: str
 ) -> CrashTestResult:
     """Return the result of a run: its cases in this order, with grade, figures and warnings."""
-    # The grade is NOT_RUN if no case is applicable, or if the handler ran in no case. It did not run in a case if it
-    # sent no poll and was never started there, or ended by itself within 3 s of its start without a claim of one-shot.
     cases = tuple(_case_result(item) for item in judged)
     was_run = any(_did_run(item.timeline, item.vm, plan.claims) for item in judged)
     grade = grade_handler([case.verdict for case in cases]) if was_run else GradeReport(grade=Grade.NOT_RUN)

@@ -129,8 +129,6 @@ class PublishedDocuments:
 
     def share_response(self, view: GuestView, poll: PollRequest, response: HttpResponse, *, iso_dates: bool) -> None:
         """Keep a response with the document (200) for equal polls of all VMs that see this document."""
-        # Does nothing if the view is outdated, if its document is not that of the whole scope (narrow delivery), or if
-        # the scope has 64 of them.
         entry = self._entry_for(view)
         if entry is not None and len(entry.responses) < _MAX_SHARED_RESPONSES:
             entry.responses[poll, iso_dates] = response

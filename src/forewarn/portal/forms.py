@@ -208,10 +208,6 @@ _PAGES_WITH_DONE_MESSAGE = ("/requests/", "/rollouts/", "/budgets", "/standing-o
 
 def form_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
     """Return the route of all forms, `/portal/forms/NAME`."""
-    # POST asks to confirm the form or, if it is confirmed, calls the API's handler once and redirects to the page of
-    # its result, even if the confirmation is repeated. The newest 300 confirmations of each user are remembered, in
-    # memory: for an older one, and after a restart, POST asks to confirm again, unless the store has a request of that
-    # confirmation.
     idempotency_keys = IdempotencyKeys()
 
     async def endpoint(request: Request) -> Response:

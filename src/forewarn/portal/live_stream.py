@@ -129,9 +129,6 @@ _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 def live_routes(authenticate: PageAuthenticator, hub: LiveUpdateHub) -> list[BaseRoute]:
     """Return the route `/portal/live`, which streams to an open page what changes, as server-sent events."""
-    # A stream first sends what the page missed, checks the user's rights again while it is open, and ends when the user
-    # is signed out or the service stops. Its messages are change, reset, asking, clock, counts, health, hold, nodes,
-    # alive (after 15 s without others) and over (signed out).
 
     async def endpoint(request: Request) -> Response:
         try:

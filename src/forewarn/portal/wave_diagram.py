@@ -23,9 +23,6 @@ _LEAST_WIDTH = 0.4  # percent of the diagram, so that a part of seconds can be s
 class DiagramPart(BaseView, frozen=True, kw_only=True):
     """A part of a wave's bar in the diagram of a rollout's waves."""
 
-    # The parts are notice (until the first start), performing (until the last end) and settling. A part whose end is
-    # not known yet ends at the current time.
-
     what: str  # notice, performing or settling
     x: float  # where it begins, in percent of the width
     width: float  # in percent of the width of the diagram, at least 0.4

@@ -122,8 +122,6 @@ class Visibility:
 
     def can_see_entry(self, entry: HistoryEntry) -> bool:
         """Return whether the caller may see an entry: its scope decides, else its request, else its VM."""
-        # Entries about none of these (the service, its clock) are only for callers who see everything, and so are
-        # entries about faults, which only they may list.
         if self.sees_everything:
             return True
         if entry.kind is EntryKind.FAULT:

@@ -37,8 +37,7 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
 
 def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) -> list[Event]:
     """Return those of the events that concern this host, in the same order."""
-    # An event concerns the host if it is maintenance of the host, if it has an act from or to the host, or if it is
-    # scheduled for a VM on the host now. A past event does not count merely because its VM moved here later.
+    # A past event does not count merely because its VM moved here later.
     vms_on_host = {(vm.scope_id, vm.name.casefold()) for vm in context.store.vms(host=host)}
     return [
         event

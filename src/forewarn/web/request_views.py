@@ -62,8 +62,7 @@ def rollout_waits(
     context: RequestContext, request: MaintenanceRequest, snapshot: RolloutSnapshot | None = None
 ) -> tuple[str, ...]:
     """Return what keeps a rollout from publishing more, as clauses for people; () if none of these does."""
-    # A pause and windows are not named. () for a caller who does not see everything, because the clauses name VMs.
-    if not context.can_see_everything() or request.rollout is None:
+    if not context.can_see_everything() or request.rollout is None:  # the clauses name VMs
         return ()
     settling = settling_text(request.rollout, context.now())
     others = context.control.rollouts.publication_waits(request, snapshot)

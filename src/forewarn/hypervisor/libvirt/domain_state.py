@@ -77,8 +77,6 @@ _OFF_CAUSES = {  # by the reason of DomainState.OFF
 
 def observed_machine(domain: ListedDomain) -> ObservedMachine:
     """Return what a domain's state and reason in a list of domains say about the VM."""
-    # A pause that libvirt makes for a moment, as in a migration, is CHANGING. A crashed domain is PAUSED if it still
-    # has its process, else OFF.
     instance = str(domain.number) if domain.number >= 0 else ""
     match domain.state:
         case DomainState.PAUSED:

@@ -20,9 +20,6 @@ log = logging.getLogger(__name__)
 class HostCapacityMonitor:
     """Keeps in memory what is known about the free memory of a driver's hosts, and what VMs need."""
 
-    # A host that did not answer the last time is in `silent_hosts`, and its free memory is not known; what VMs need
-    # stays known.
-
     def __init__(self, driver: MachineDriver, *, interval_s: float) -> None:
         self.free_mib: dict[str, int] = {}
         self.vm_mib: dict[str, int] = {}

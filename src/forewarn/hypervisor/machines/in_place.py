@@ -120,8 +120,6 @@ def _undo(act: MachineActRecord, seen: Observation) -> Decision:
 
 def in_place_after_refusal(act: MachineActRecord, operation: Operation, reason: str) -> Decision:
     """Decide what follows when the platform refuses an operation for good: the VM is not left paused."""
-    # A guest that cannot be asked is reset or powered off; a failed reset resumes the VM, and a failed reimage boots
-    # it. A refused resume is tried again; any other refusal ends the act as failed.
     if act.step is Step.UNDO:
         return Wait(reason)
     match operation:

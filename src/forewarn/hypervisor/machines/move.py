@@ -36,10 +36,6 @@ def next_move(act: MachineActRecord, seen: Observation) -> Decision:
 
 def move_after_refusal(act: MachineActRecord, operation: Operation, reason: str) -> Decision:
     """Decide what follows when the platform refuses an operation of the current step of a move for good."""
-    # Before the release, by which the source gives the VM up, the move fails and is undone; but a guest that cannot be
-    # asked is powered off, and a migration that cannot be cancelled is waited for. After the release, the VM goes back
-    # if the destination cannot define or boot it, and the move fails with the VM off if the source cannot either; else
-    # it waits.
     match act.step:
         case Step.PREPARE | Step.SEND if operation is Operation.COPY_DEFINITION:  # what is there is not ours
             return End(False, reason)

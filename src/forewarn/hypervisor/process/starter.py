@@ -83,8 +83,6 @@ class ProgramStarter:
 
     async def reconcile(self) -> None:
         """Make one pass: report supervisors that failed, start missing ones, and stop those of removed VMs."""
-        # It starts at most eight supervisors, each again with a backoff of up to a minute, and none while an act on its
-        # VM is pending, while the VM is not running, or after its program has ended.
         for vm in tuple(self._vms_with_program.values()):
             await self._check_supervisor(vm)
         wanted = [vm for vm in self._vms_with_program.values() if self._should_start(vm)]
