@@ -110,9 +110,6 @@ def _load_settings(call: Invocation, options: dict[str, Any], *, lab: bool) -> S
 
 def run_service_command(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) -> None:
     """Run the service in this process until a signal stops it, and print its banner once it serves."""
-    # With the setting `store`, it runs a control node of a cluster instead; that ends the process at once (exit code 4,
-    # no cleanup) when another node has taken its lease or its copy may differ from the record. On a terminal the banner
-    # has a link that signs in to the portal.
     with require_server_extra(command):
         from forewarn.service.data_directory import live_supervisor_pids
         from forewarn.service.run import run_service

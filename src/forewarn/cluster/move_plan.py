@@ -63,8 +63,6 @@ class MoveProgress:
 
 def next_step(progress: MoveProgress) -> StepOrder | ActDone:
     """Return the next step of the move to order, or how the move ended."""
-    # A failed release leads to undo, and a failed activation to return (the source takes the VM back), unless the
-    # source has failed.
     step = _next_in_order(progress)
     if step is None:
         return _outcome(progress)

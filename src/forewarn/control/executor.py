@@ -180,8 +180,7 @@ class ActExecutor:
 
     def add_acts(self, event: Event) -> None:
         """Queue the unfinished acts of a started event as due now, unless they are known here already."""
-        # Called with every committed event, in any state, so it also learns which outcomes the store has now. An act
-        # that got its outcome elsewhere, because its host failed, is cancelled here.
+        # Called with every committed event, in any state, so it also learns which outcomes the store has now.
         for act in event.acts:
             if act.outcome is not None:
                 self._unrecorded.discard(act.id)

@@ -64,8 +64,6 @@ class FaultStormService:
 
     async def reconcile(self) -> bool:
         """Set all storm faults that are due, durably; return whether there were any. A step of the reconciler."""
-        # A fault that is refused, or whose VM was removed, is skipped with a history entry. A crash may set a fault
-        # twice.
         did = False
         while (storm := self._due_storm()) is not None:
             await self._set_storm_fault(storm, storm.faults[storm.gone])

@@ -158,8 +158,7 @@ def _scopes_by_gate(gates: Iterable[str], behind: GatedEvents) -> dict[str, set[
 
 def independent_rounds(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
     """Return the gates in rounds, as lists of gate ids, so that no two gates of a round share a scope."""
-    # Gates that share a scope keep their order. An event that one gate starts may block another event in the same
-    # scope, so such gates are decided one after the other.
+    # An event that one gate starts may block another event in the same scope.
     rounds: list[list[str]] = []
     busy_until: dict[str, int] = {}  # scope id → the first round in which it is free
     for gate_id, scope_ids in scopes.items():

@@ -52,8 +52,6 @@ class MaintenanceConfigurationService:
 
     async def put(self, new: MaintenanceConfiguration, *, who: str) -> tuple[MaintenanceConfiguration, bool]:
         """Add the configuration, or replace the one with its id; return (as stored, whether it is new)."""
-        # A replaced configuration keeps the spelling of its id, its creator and its time of creation. Canceled openings
-        # stay canceled while the window is the same.
         async with self._lock:
             old = self.find(new.id)
             if old is None:

@@ -97,8 +97,6 @@ class StandingOrderService:
 
     async def set_order(self, order: StandingOrder) -> StandingOrder:
         """Store the standing order, in place of the one before, and return it; known visits are kept."""
-        # The reconciler ends a visit under way that has another impact, other windows or another notice, and the host
-        # is visited again.
         self.check_order(order)
         async with self._lock:
             if self._stored is not None:

@@ -77,8 +77,6 @@ def with_acts_at_host(scope: Scope, vm: Vm, failed_hosts: Set[str]) -> Scope:
 
 def acts_for_event(scope: Scope, event: Event, context: DecisionContext) -> tuple[Act, ...]:
     """Return one new act (operation on one VM) per VM that the event affects now, in the event's order."""
-    # An act without the destination it needs has a failed outcome from the beginning, and so has one on a VM whose host
-    # has failed, unless it takes the VM away from there.
     return tuple(_act_for_vm(event, vm, context) for vm in affected_vms(scope, event))
 
 

@@ -59,8 +59,7 @@ def next_wake_at(scope: Scope, context: DecisionContext) -> float | None:
 
 def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome, failed_hosts: Set[str] = frozenset()) -> Scope:
     """Return the scope with the outcome of an act, and with its VM changed if the act succeeded."""
-    # The VM stays as it is if it has been removed, or deallocated so that the verb is no longer possible. Whether the
-    # act's destination has failed meanwhile is not checked: see `outcome_on_failed_host`.
+    # Whether the act's destination has failed meanwhile is not checked: see `outcome_on_failed_host`.
     event = scope.event(act.event_id)
     # It has an outcome already, for instance because its host failed: the first one counts.
     if event is None or all(unfinished.id != act.id for unfinished in event.unfinished_acts):

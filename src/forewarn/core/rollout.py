@@ -120,8 +120,6 @@ def remaining_vms(
     rollout: Rollout, vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent]
 ) -> list[Vm]:
     """Return the VMs among `vms` for which the rollout has yet to plan events, in their order."""
-    # In a rollout over hosts, an event no longer handles a VM that it did not act on when it started, such as one that
-    # had left the host; so a VM that came back remains.
     handled = handled_vms(rollout, events, planned)
     verb = CAUSE_RULES[rollout.cause].verb
     return [vm for vm in vms if (vm.scope_id, vm.name) not in handled and can_act_on(vm, verb)]

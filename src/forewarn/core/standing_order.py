@@ -129,7 +129,6 @@ def _possible_starts(order: StandingOrder, needed: int, now: float) -> int:
 
 def due_at(order: StandingOrder, host: str) -> float:
     """Return the lab time, perhaps past, from which the host is to be visited."""
-    # If a visit has failed since the last one, it is `retry_after_s` after the failure at the earliest.
     visit, visited_at = order.visit(host), order.visited_at(host)
     at = order.set_at if visited_at is None else visited_at + DUE_SHARE * order.within_s
     failed_at = visit.failed_at if visit.failed_at is not None else visit.asked_at

@@ -284,7 +284,6 @@ def _without_blame(vm: VmFacts, finding: VmFinding, *, off_on_purpose: bool) -> 
 
 def _still_so(vm: VmFacts) -> VmFinding | None:
     """Record that a failed act has not changed what was known about the VM; None if that was certain."""
-    # Certain already: nothing to record.
     if vm.seen is None or not vm.seen.is_uncertain:
         return None
     return VmFinding(vm=replace(vm, seen=replace(vm.seen, is_uncertain=False)))

@@ -32,8 +32,6 @@ MAINTENANCE_STATES = frozenset({VmState.STARTED, VmState.FROZEN, VmState.REBOOTI
 
 def vm_state(vm: Vm, events: Iterable[Event]) -> VmState:
     """Return the state of a VM from its power state and the live events of its scope."""
-    # The first event with an unfinished act on the VM decides; else a power state other than running, else a scheduled
-    # event.
     if vm.removed_at is not None:
         return VmState.GONE
     return combine_vm_states((vm_states_during(event).get(vm.key) for event in events), vm.power)

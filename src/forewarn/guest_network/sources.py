@@ -129,7 +129,6 @@ def vm_interface(interface: DomainNic, links: Mapping[str, Link], *, source: str
 
 def select_fleet_vms(named: NamedInterfaces, fleet: Collection[str], uris: Collection[str]) -> NamedInterfaces:
     """Return a copy with only the interfaces of VMs of the fleet."""
-    # One that libvirt named for another VM is left out, with a note; one that an option or file named is rejected.
     known = {name.casefold() for name in fleet}
     kept, notes = [], list(named.notes)
     for each in named.interfaces:

@@ -30,7 +30,6 @@ _SLIRP_COMMAND = "slirp4netns --configure --mtu=65520 {pid} tap0"
 
 def connect_outbound(pid: int, print_message: Callable[[str], None]) -> Callable[[], None]:
     """Connect the network namespace of process `pid` to the outside; returns a function that undoes it."""
-    # It starts `pasta` or, if that is missing or fails, `slirp4netns`. If neither works, it prints a warning.
     for tool in (_PASTA_COMMAND, _SLIRP_COMMAND):
         command = tool.format(pid=pid, uid=os.geteuid(), gid=os.getegid()).split()
         child = _start_tool(command) if shutil.which(command[0]) else None

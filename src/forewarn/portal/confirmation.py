@@ -52,7 +52,6 @@ class IdempotencyKeys:
 
     async def run_once(self, principal_id: str, key: str, action: Callable[[], Awaitable[str]]) -> str:
         """Run `action` for the first call with this key; later calls wait for it and return its result."""
-        # If the action raises, the first call and all waiting calls raise the same error, and the key becomes unknown.
         # An unknown key counts as a new one: check `is_known` first.
         keys = self._keys[principal_id]
         if (result := keys.get(key)) is not None:

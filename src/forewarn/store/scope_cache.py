@@ -67,8 +67,7 @@ class ScopeCache:
 
     def on_commit(self, commit: Commit) -> None:
         """Update cached scopes with a commit. Called for every commit, in order; it caches no further scope."""
-        # Its scopes have the versions from before. A VM that is not cached in its scope empties the cache, because it
-        # may have left any of them.
+        # The scopes of the commit have the versions from before.
         if commit.vms and not all(map(self._is_in_known_scope, commit.vms)):
             self._clear()  # a new or moved VM may have been in any scope
         vms, events = _group_by_scope(commit.vms), _group_by_scope(commit.events)

@@ -68,8 +68,6 @@ class DomainDefinitions:
 
     async def delete_disks_everywhere(self, vm: str) -> None:
         """Delete the disks of a VM that is on no host, on each host that has some of them."""
-        # If a disk was not found and a host could not say whether it has it, that host's error is raised, and the copy
-        # stays for a later call; other disks are deleted even then.
         definition = self._copies.load("", vm)
         if definition is None:
             return

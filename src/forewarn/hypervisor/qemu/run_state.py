@@ -33,8 +33,6 @@ _REASONS = {
 
 async def read_state(monitor: Monitor, instance: QemuInstance) -> MachineState:
     """Ask QEMU for the state of its VM: any but ABSENT."""
-    # A VM whose guest has shut down, or to which nothing can arrive, is OFF although QEMU runs; one in the last part of
-    # its migration is RUNNING. Deletes the file `incoming` of a VM that runs.
     monitor.forget_changes()
     if instance.incoming_file.exists():  # then the answer may need both, which QEMU gives in one go
         answer, report = await asyncio.gather(monitor.execute("query-status"), monitor.execute("query-migrate"))
