@@ -31,22 +31,19 @@ _VMS_PER_HOST = 40
 _CONTROL_NODES = 3  # of a cluster
 
 _LIMITS = {  # figure → what limits it, according to profiles (perf, py-spy) and other runs
-    "keep-alive-rate": "the client: wrk uses 98 % of its core with either server. CPU per poll shows the difference",
-    "half-rate-p99": "stalls of the machine, which delay both servers: the p99 of one run is up to twice that of the "
-    "next. A new keep-alive connection costs us 60 µs of CPU, and nginx 32",
+    "keep-alive-rate": "the client: wrk uses 98 % of its core with either server",
+    "half-rate-p99": "stalls of the machine: the p99 of one run is up to twice that of the next. A new keep-alive "
+    "connection costs us 60 µs of CPU, and nginx 32",
     "fleet-cpu": "few polls are answered per turn of the event loop, and the service stores when each VM has polled",
     "mixed-rate": "changes: 3.6 ms of CPU for one alone, 1.6 ms right after another",
     "long-poll-alone": "one core, which answers one by one: 70 % of a response is `send` in the kernel",
-    "approval-rate": "CPU, not the disk: 57 % is Python, 18 % the kernel (`fdatasync` 3), 13 % SQLite. Approvals share "
-    "commits, so this ratio is hard to reach with a disk that makes thousands of single commits a second",
+    "approval-rate": "CPU, not the disk: 57 % is Python, 18 % the kernel (`fdatasync` 3), 13 % SQLite",
 }
 
 _CLUSTER_LIMITS = {  # the same for the rows of a cluster, all of whose parts shared two busy cores
-    "nodes-shown": "99 nodes share a process, and all parts share two cores, as plain NATS messages do (next row). At "
-    "a load of 17 the p99 was 16.4 ms. On a host of its own, a node waits for no other",
+    "nodes-shown": "99 nodes share a process, and all parts share two cores. At a load of 17 the p99 was 16.4 ms",
     "nodes-shown-overhead": "commit, encoding for ten hosts and decoding, which plain messages do not have",
-    "cluster-approval-rate": "CPU of the active node, most of it Python that one core executes: an approval costs it "
-    "more than twice as much as a commit of the store alone",
+    "cluster-approval-rate": "CPU of the active node, most of it Python on one core",
 }
 
 
