@@ -46,3 +46,8 @@ def _shown_and_others(items: Sequence[str], most: int, total: int) -> tuple[Sequ
     count = max(len(items), total)
     shown = items if count <= most + 1 else items[:most]
     return shown, count - len(shown)
+
+
+def scope_name_from_id(scope_id: str) -> str:
+    """Return the short name of the scope with this id, in lower case; needs no VM of the scope."""
+    return "/".join(scope_id.partition(":")[2].split("/")[2:])

@@ -183,7 +183,7 @@ def test_a_rollout_is_explained_by_its_progress_and_what_it_waits_for(api: Any) 
     """Spec §6.2."""
     rollout = api.post("/rollouts", {"impact": "update", "scope": "web"})["id"]
     explanation = api.get(f"/explain/{rollout}")
-    assert explanation["title"] == f"Rollout {rollout}, update over availability set web, requested by local user ann"
+    assert explanation["title"] == f"Rollout {rollout}, update over web, requested by local user ann"
     assert explanation["now"][:3] == [
         "It is running: 0 of 3 VMs done, 1 scheduled, 2 waiting.",
         "It works on update domain 0 of availability set web.",
@@ -197,7 +197,7 @@ def test_a_rollout_is_explained_by_its_progress_and_what_it_waits_for(api: Any) 
     (event,) = api.get("/events?all=true")["events"]
     assert "ambiguous, event " in api.refused("GET", f"/explain/{rollout[:30]}")[2]
     first = api.get(f"/explain/{event['id']}")["lines"][0]["text"]
-    assert f"as part of rollout {rollout}, update over availability set web;" in first
+    assert f"as part of rollout {rollout}, update over web;" in first
 
 
 def test_a_rollout_is_explained_by_an_id_prefix(api: Any) -> None:

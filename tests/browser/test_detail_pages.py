@@ -139,8 +139,8 @@ def test_a_short_id_is_copied_whole(shared: WebService, admin: Callable[..., Bro
 @pytest.mark.parametrize(
     ("path", "tab", "trail"),
     [
-        ("/portal/vms/web-0", "Fleet", ["Fleet", "shop", "availability set web", "web-0"]),
-        ("/portal/scopes/web", "Fleet", ["Fleet", "shop", "availability set web"]),
+        ("/portal/vms/web-0", "Fleet", ["Fleet", "shop", "web", "web-0"]),
+        ("/portal/scopes/web", "Fleet", ["Fleet", "shop", "web"]),
         ("/portal/hosts/host-0", "Hosts", ["Hosts", "host-0"]),
     ],
 )

@@ -71,7 +71,7 @@ def test_the_start_of_polling_is_shown_without_a_reload(console: WebService, adm
     user = admin(console)
     fleet, clients = user.page, user.page.context.new_page()
     clients.goto(f"{user.base}/portal/clients")
-    web = fleet.locator(".block", has_text="availability set web")
+    web = fleet.locator(".block", has_text="web")
     expect(web).to_contain_text("1 of 6 polled in the last minute")
     row = clients.get_by_role("row").filter(has_text="web-3")
     expect(row).to_contain_text("never polled")

@@ -109,7 +109,7 @@ def test_time_alone_brings_up_a_missing_approval(console: WebService, admin: Cal
 
 def test_the_heat_map_leads_to_scopes_and_vms(console: WebService, admin: Callable[..., BrowserUser]) -> None:
     page = overview(admin, console)
-    web = page.locator(".heat-map li", has_text="availability set web")
+    web = page.locator(".heat-map li", has_text="web")
     restart(console, "web-2")
     changed = web.locator("svg a[href$='/web-2']")
     expect(changed.locator("title")).to_have_text("web-2, event scheduled")
@@ -117,7 +117,7 @@ def test_the_heat_map_leads_to_scopes_and_vms(console: WebService, admin: Callab
     changed.locator("rect").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("web-2")
     page.go_back()
-    page.get_by_role("link", name="availability set web: 6 VMs, 5 running, 1 event scheduled").click()
+    page.get_by_role("link", name="web: 6 VMs, 5 running, 1 event scheduled").click()
     page.wait_for_url("**/portal/scopes/**")
 
 

@@ -13,7 +13,7 @@ def test_a_restart_shows_its_event_its_recipients_and_next_commands(lab: Any) ->
     assert "Restart of db-0 is scheduled." in text
     assert f"event       {event['id']}  Reboot  scheduled" in text
     assert "(in 15m)" in text
-    assert "recipients  db-0, db-1 (availability set db)" in text
+    assert "recipients  db-0, db-1 (db)" in text
     assert "waits for   an approval, or the end of its notice (in 15m)" in text
     assert f"forewarn explain {event['id']}" in text
     assert f"forewarn approve {event['id']}" in text

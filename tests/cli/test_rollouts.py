@@ -50,8 +50,8 @@ def test_a_rollout_that_is_followed_in_a_pipe_prints_its_id_first(lab: Any) -> N
         line for line in lab.good("rollout", "start", "--scope", "db", "--wait").splitlines() if "over" in line
     ]
     (rollout,) = lab.json("rollout", "list")["rollouts"]
-    assert first == f"Rollout {rollout['id']}: update over availability set db  running"
-    assert last_title == f"Rollout {rollout['id']}: update over availability set db  completed"
+    assert first == f"Rollout {rollout['id']}: update over db  running"
+    assert last_title == f"Rollout {rollout['id']}: update over db  completed"
 
 
 def test_a_rollout_that_is_followed_with_json_prints_one_document(lab: Any) -> None:

@@ -33,8 +33,8 @@ DB = a_vm("db", location="northeurope", tags={"app": "db"})
     [
         ("everything", ["", ""]),
         ("location", ["location westeurope", "location northeurope"]),
-        ("fault-domain", ["fault domain 1 of availability set web", "fault domain 0 of VM db"]),
-        ("scope", ["availability set web", "VM db"]),
+        ("fault-domain", ["fault domain 1 of web", "fault domain 0 of db"]),
+        ("scope", ["web", "db"]),
         ("tag:APP", ["tag APP=web", "tag APP=db"]),
         ("tag:env", ["tag env=prod"]),
     ],

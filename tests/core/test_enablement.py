@@ -79,14 +79,14 @@ def test_a_scope_is_disabled_after_exactly_24_hours_without_polls(
     disabled = disable_scope_if_idle(enabled, ON_REQUEST, disabled_at)
     assert not disabled.is_enabled
     assert [entry.text for entry in disabled.new_entries] == [
-        "scheduled events of VM web-0 disabled: no VM of the scope has polled for 24 h"
+        "scheduled events of web-0 disabled: no VM of the scope has polled for 24 h"
     ]
 
 
 def test_the_history_names_the_scope_that_is_disabled_in_words() -> None:
     vms = (a_vm("web-0", availability_set="web"), a_vm("web-1", availability_set="web"))
     disabled = disable_scope_if_idle(scope(id="set:sub/lab/web", vms=vms, enabled_at=NOW), ON_REQUEST, NOW + DAY)
-    assert disabled.new_entries[0].text.startswith("scheduled events of availability set web disabled: ")
+    assert disabled.new_entries[0].text.startswith("scheduled events of web disabled: ")
 
 
 def test_reconciling_disables_an_idle_scope() -> None:

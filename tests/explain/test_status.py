@@ -120,7 +120,7 @@ def test_a_rollout_lists_the_history_entries_about_the_whole_rollout() -> None:
     [
         ({"hosts": ("h1",)}, "rollout r1, update over host h1"),
         ({"hosts": tuple(f"h{n}" for n in range(6))}, "rollout r1, update over 6 hosts"),
-        ({"scope_id": "set:sub/lab/web"}, "rollout r1, update over availability set web"),
+        ({"scope_id": "set:sub/lab/web"}, "rollout r1, update over web"),
     ],
 )
 def test_a_rollout_is_named_by_what_it_does_and_where(facts: Any, words: str) -> None:

@@ -92,13 +92,13 @@ def test_an_id_is_whole_in_the_text_and_in_what_is_copied(portal: PortalUser) ->
 @pytest.mark.parametrize(
     ("path", "trail"),
     [
-        ("vms/web-0", "Fleet lab availability set web web-0"),
+        ("vms/web-0", "Fleet lab web web-0"),
         ("vms/db", "Fleet lab db"),
-        ("scopes/web", "Fleet lab availability set web"),
+        ("scopes/web", "Fleet lab web"),
         ("hosts/h1", "Hosts h1"),
-        ("events/{event}", "Timeline VM db Reboot of db"),
+        ("events/{event}", "Timeline db Reboot of db"),
         ("requests/{request}", "Timeline Restart of db"),
-        ("rollouts/{rollout}", "Rollouts Reboot over availability set web"),
+        ("rollouts/{rollout}", "Rollouts Reboot over web"),
     ],
 )
 def test_a_detail_page_has_breadcrumbs_and_an_active_tab(portal: PortalUser, path: str, trail: str) -> None:

@@ -176,7 +176,7 @@ def test_forms_pause_resume_and_abort_a_rollout(portal: PortalUser) -> None:
         ("abort", RolloutState.ABORTED),
     ):
         foreseen = confirm(portal, f"rollout-{name}", {"rollout": rollout}).text
-        assert "(reboot over availability set web): 0 of 3 VMs done, 0 started, 1 scheduled, 2 waiting." in foreseen
+        assert "(reboot over web): 0 of 3 VMs done, 0 started, 1 scheduled, 2 waiting." in foreseen
         assert FORMS[f"rollout-{name}"].description in foreseen
         page = submit_form(portal, f"rollout-{name}", {"rollout": rollout})
         assert FORMS[f"rollout-{name}"].done_message in page.text

@@ -59,7 +59,7 @@ def test_the_lookup_of_unknown_names_is_bounded(portal: PortalUser) -> None:
 
 
 def test_a_confirmation_warns_if_no_handler_is_polling(portal: PortalUser) -> None:
-    assert "No handler is polling in VM db: no client has polled yet." in confirm(portal, "restart", {"vm": "db"}).text
+    assert "No handler is polling in db: no client has polled yet." in confirm(portal, "restart", {"vm": "db"}).text
 
 
 def test_a_confirmation_does_not_warn_while_a_client_polls(portal: PortalUser) -> None:
@@ -77,7 +77,7 @@ def test_a_confirmation_does_not_warn_while_a_client_polls(portal: PortalUser) -
     portal.world.do(portal.world.control.lab_clock.set_speed(0))
     portal.world.clock.apply_setting(portal.world.clock.setting_after_jump(portal.world.now + 7200))
     page = confirm(portal, "restart", {"vm": "db"})
-    assert "No handler is polling in VM db: the last poll was 2 h ago." in page.text
+    assert "No handler is polling in db: the last poll was 2 h ago." in page.text
 
 
 def test_a_confirmation_says_why_something_happens_at_once(portal_of: Callable[..., PortalUser]) -> None:

@@ -32,9 +32,9 @@ def cells_by_state(data: Any) -> dict[str, int]:
 def test_each_scope_is_an_area_with_its_title_and_link(portal: PortalUser) -> None:
     data = read_map(portal)
     assert [(area["title"], area["size"], area["href"]) for area in data["areas"]] == [
-        ("availability set web", 3, "/portal/scopes/set:sub/lab/web"),
+        ("web", 3, "/portal/scopes/set:sub/lab/web"),
         ("standalone VMs of lab", 2, "/portal/fleet?q=lab"),
-        ("placement group pg-0 of scale set pool", 2, "/portal/scopes/placement:sub/lab/pool/pg-0"),
+        ("pool/pg-0", 2, "/portal/scopes/placement:sub/lab/pool/pg-0"),
     ]
     assert data["vms_per_cell"] == 1
     assert cells_by_state(data) == {"running": 7}
@@ -44,7 +44,7 @@ def test_a_vm_that_is_not_running_has_its_own_link_and_name(portal: PortalUser) 
     portal.world.ask(RequestedOperation.RESTART, "web-1")
     page = portal.get("/portal/")
     assert '<a href="/portal/vms/sub/lab/web-1" tabindex="-1"><title>web-1, event scheduled</title>' in page.html
-    assert "availability set web: 3 VMs, 2 running, 1 event scheduled" in page.text
+    assert "web: 3 VMs, 2 running, 1 event scheduled" in page.text
     assert cells_by_state(read_map(portal)) == {"running": 6, "noticed": 1}
 
 

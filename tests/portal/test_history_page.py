@@ -117,17 +117,19 @@ def test_the_history_can_be_filtered_by_vm_event_request_and_scope(portal: Porta
 
 
 @pytest.mark.parametrize(
-    ("scope_id", "title"),
+    ("scope_id", "title", "name"),
     [
-        ("set:sub/lab/web", "availability set web"),
-        ("placement:sub/lab/batch/pg-0", "placement group pg-0 of scale set batch"),
-        ("service:sub/lab/shop", "cloud service shop"),
-        ("vm:sub/lab/db", "VM db"),
+        ("set:sub/lab/web", "availability set web", "web"),
+        ("placement:sub/lab/batch/pg-0", "placement group pg-0 of scale set batch", "batch/pg-0"),
+        ("service:sub/lab/shop", "cloud service shop", "shop"),
+        ("vm:sub/lab/db", "VM db", "db"),
     ],
 )
-def test_the_history_shows_scopes_by_their_titles(portal: PortalUser, scope_id: str, title: str) -> None:
+def test_the_history_shows_scopes_by_their_short_names(
+    portal: PortalUser, scope_id: str, title: str, name: str
+) -> None:
     commit_entries(portal, 1, scope_id=scope_id)
-    assert f'href="/portal/scopes/{scope_id}" title="{scope_id}">{title}</a>' in portal.get("/portal/history").html
+    assert f'href="/portal/scopes/{scope_id}" title="{title}">{name}</a>' in portal.get("/portal/history").html
 
 
 def test_the_history_shows_only_what_the_user_may_see(portal: PortalUser) -> None:

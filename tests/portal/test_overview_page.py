@@ -130,7 +130,7 @@ def test_a_stopped_rollout_needs_attention_with_its_reason(portal: PortalUser) -
     rollout = start_rollout(portal.world)
     portal.world.advance(1_000)
     item = attention(portal)["stopped"]
-    assert item["text"].startswith(f"Rollout {rollout[:8]}, update over availability set web stopped: 1 VM failed")
+    assert item["text"].startswith(f"Rollout {rollout[:8]}, update over web stopped: 1 VM failed")
     assert links(item) == {"Show rollout": f"/portal/rollouts/{rollout}"}
 
 
@@ -175,7 +175,7 @@ def test_the_next_events_are_shown_with_what_they_wait_for(portal: PortalUser) -
     page = portal.get("/portal/")
     shown = page.text[page.text.index("Next 2") :]
     assert shown.startswith(
-        "Next 2 Advance to the next start in 10 min 12:10:00 Redeploy of db scheduled user redeploy · VM db "
+        "Next 2 Advance to the next start in 10 min 12:10:00 Redeploy of db scheduled user redeploy · db "
         "waits for an approval, or the end of its notice Approve Redeploy of db Withdraw Redeploy of db in 15 min"
     )
     assert re.findall(
@@ -205,7 +205,7 @@ def test_a_started_event_is_in_progress_until_its_acts_are_done(portal: PortalUs
     portal.world.ask(RequestedOperation.RESTART, "db")
     portal.world.advance(905)
     page = portal.get("/portal/")
-    assert "In progress 1 for 5 s Reboot of db started user restart · VM db 0 of 1 VM done" in page.text
+    assert "In progress 1 for 5 s Reboot of db started user restart · db 0 of 1 VM done" in page.text
     portal.world.advance(600)
     assert "In progress 0 No event is in progress." in portal.get("/portal/").text
 
@@ -213,7 +213,7 @@ def test_a_started_event_is_in_progress_until_its_acts_are_done(portal: PortalUs
 def test_a_running_rollout_shows_its_progress_and_its_estimated_end(portal: PortalUser) -> None:
     start_rollout(portal.world)
     page = portal.get("/portal/")
-    assert "Update over availability set web in progress Pause the update over availability set web" in page.text
+    assert "Update over web in progress Pause the update over web" in page.text
     assert "0 of 3 done, 1 scheduled, 2 waiting" in page.text
     assert "Ends about 12:45:27 , in 45 min 27 s (if nobody approves)" in page.text
 
@@ -294,7 +294,7 @@ def test_a_reader_sees_no_actions(portal: PortalUser) -> None:
     start_rollout(portal.world)
     portal.world.ask(RequestedOperation.RESTART, "db")
     page = portal.with_role("Reader", "/").get("/portal/")
-    assert "Update over availability set web" in page.text
+    assert "Update over web" in page.text
     assert "/portal/forms/" not in page.html
 
 

@@ -45,7 +45,7 @@ def test_without_a_text_the_palette_lists_pages_and_actions(portal: PortalUser) 
         ("timel", "page", "Timeline", "/portal/timeline"),
         ("WEB-0", "VM", "web-0", "/portal/vms/sub/lab/web-0"),
         ("h1", "host", "h1", "/portal/hosts/h1"),
-        ("web", "scope", "availability set web", "/portal/scopes/set:sub/lab/web"),
+        ("web", "scope", "web", "/portal/scopes/set:sub/lab/web"),
         ("advance", "action", "Advance the clock", "/portal/forms/clock-advance"),
         ("restart web-1", "action", "Restart web-1", "/portal/forms/restart?vm=sub%2Flab%2Fweb-1"),
     ],
@@ -135,7 +135,7 @@ def test_a_rollout_is_found_by_its_target_and_its_id(portal: PortalUser) -> None
     rollout = portal.api.post("/rollouts", {"impact": "reboot", "scope": "web"})
     for text in ("web", "rollout", rollout["id"][:8]):
         (found,) = (result for result in results(portal, text) if result["kind"] == "rollout")
-        assert found["title"] == "Reboot over availability set web"
+        assert found["title"] == "Reboot over web"
         assert found["href"] == f"/portal/rollouts/{rollout['id']}"
 
 

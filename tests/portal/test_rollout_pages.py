@@ -45,7 +45,7 @@ def test_the_list_of_rollouts_shows_their_progress(portal: PortalUser) -> None:
     rollout = start(portal)
     portal.world.advance(905)
     page = portal.get("/portal/rollouts")
-    assert "availability set web in progress 0 of 3 done, 1 started, 2 waiting 1 12:46:30 12:00:00" in page.text
+    assert "web in progress 0 of 3 done, 1 started, 2 waiting 1 12:46:30 12:00:00" in page.text
     assert f'href="/portal/rollouts/{rollout}"' in page.html
     rows = list(csv.DictReader(io.StringIO(portal.get("/portal/rollouts?as=csv").content.decode())))
     assert [(row["rollout"], row["started"], row["waiting"]) for row in rows] == [(rollout, "1", "2")]

@@ -34,7 +34,7 @@ from tests.support.world import NOON
 HOUR = TimeWindow(since=timestamp(NOON), until=timestamp(NOON + 3600))
 
 
-def a_row(event_id: str = "E1", *, title: str = "availability set web", **facts: Any) -> EventRow:
+def a_row(event_id: str = "E1", *, title: str = "web", **facts: Any) -> EventRow:
     given: dict[str, Any] = {
         "scope_id": "set:sub/lab/web",
         "request_id": "r1",
@@ -44,7 +44,7 @@ def a_row(event_id: str = "E1", *, title: str = "availability set web", **facts:
         "published_at": NOON + 600,
         "not_before": NOON + 1500,
     }
-    return event_row(Event(id=event_id, **{**given, **facts}), scope_title=title)
+    return event_row(Event(id=event_id, **{**given, **facts}), scope_name=title)
 
 
 def the_bar(row: EventRow, *, window: TimeWindow = HOUR, now: float = NOON + 900) -> EventBar:
@@ -148,7 +148,7 @@ def test_rows_are_grouped_by_scope_and_standalone_vms_share_a_band() -> None:
     ]
     chart = build_chart(rows, HOUR, NOON)
     assert [(band.title, band.y, [(bar.row.id, bar.y) for bar in band.bars]) for band in chart.bands] == [
-        ("availability set web", 0, [("E4", BAND_HEIGHT), ("E3", BAND_HEIGHT + ROW_HEIGHT)]),
+        ("web", 0, [("E4", BAND_HEIGHT), ("E3", BAND_HEIGHT + ROW_HEIGHT)]),
         (
             "standalone VMs",
             BAND_HEIGHT + 2 * ROW_HEIGHT,

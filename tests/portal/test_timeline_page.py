@@ -231,7 +231,7 @@ def test_the_exported_chart_is_self_contained(portal: PortalUser) -> None:
     for text in (
         "web-0",
         "Reboot, finished",
-        "availability set web",
+        "web",
         "standalone VMs",
         "approved",
         "withdrawn",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from forewarn.control.faults import FaultSpec, FaultTarget
 from forewarn.core.faults import Fault, parse_fault_kind
-from forewarn.core.scope import scope_title
+from forewarn.core.scope import scope_name
 from forewarn.errors import NotFound, Rejected, Remedy
 from forewarn.web.context import RequestContext
 from forewarn.web.fault_views import ClearedFaultsView, FaultsView, FaultView, StormView
@@ -94,7 +94,7 @@ def _resolve_target(context: RequestContext, body: NewFault) -> FaultTarget:
         return FaultTarget(name=vm.name, vm=vm)
     if body.scope:
         scope = context.find_scope(body.scope)
-        return FaultTarget(name=scope_title(scope), scope_id=scope.id)
+        return FaultTarget(name=scope_name(scope), scope_id=scope.id)
     return FaultTarget()
 
 

@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from forewarn.cli.api_client import ApiClient, JsonObject
 from forewarn.cli.invocation import Invocation, offline_command
 from forewarn.errors import ForewarnError
+from forewarn.wording import scope_name_from_id
 
 CompletionFunction = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]  # as click calls it
 _TIMEOUT_S = 2.0
@@ -85,7 +86,7 @@ def _node_choices(api: ApiClient) -> list[tuple[str, str]]:
 
 # For `shell_complete` of an argument: what the service has that begins with the typed text, ignoring letter case, each
 # with a help text; nothing if the service does not answer.
-vm_names = _complete_from(lambda api: [(vm["name"], vm["scope_title"]) for vm in _fleet_part(api, "vms")])
+vm_names = _complete_from(lambda api: [(vm["name"], scope_name_from_id(vm["scope"])) for vm in _fleet_part(api, "vms")])
 host_names = _complete_from(lambda api: [(host["name"], host["health"]) for host in _fleet_part(api, "hosts")])
 scope_ids = _complete_from(lambda api: [(scope["id"], scope["title"]) for scope in _fleet_part(api, "scopes")])
 event_ids = _complete_from(_event_choices)

@@ -17,6 +17,7 @@ from forewarn.cli.invocation import non_empty_name as name_of_vm
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text, without_control_characters
 from forewarn.cli.request_output import preview_options, show_preview
 from forewarn.errors import Rejected
+from forewarn.wording import scope_name_from_id
 
 file_argument = click.argument("file", type=click.File("rb"), metavar="FILE")
 _DIFF_STYLES = {"+": "green", "-": "red", "~": "yellow"}
@@ -267,8 +268,7 @@ def _vm_row(vm: JsonObject, lab: bool) -> list[Cell]:
 
 def _scope_text(vm: JsonObject) -> str:
     """The scope in the short form that `--scope` accepts; "alone" for a VM that is in no set."""
-    kind, _, path = vm["scope"].partition(":")
-    return "alone" if kind == "vm" else "/".join(path.split("/")[-2 if kind == "placement" else -1 :])
+    return "alone" if vm["scope"].startswith("vm:") else scope_name_from_id(vm["scope"])
 
 
 def _endpoint_text(vm: JsonObject) -> str:
@@ -288,7 +288,7 @@ def _print_vm(call: Invocation, vm: JsonObject) -> None:
 def _vm_facts(vm: JsonObject, now: float) -> Iterator[tuple[str, Cell]]:
     yield "resource group", vm["resource_group"]
     yield "location", f"{vm['location']}, zone {vm['zone']}" if vm["zone"] else vm["location"]
-    yield "scope", vm["scope_title"]
+    yield "scope", scope_name_from_id(vm["scope"])
     yield "domains", f"update domain {vm['update_domain']}, fault domain {vm['fault_domain']}"
     yield "host", vm["host"] or ""
     yield "power", state_text(vm["power"])

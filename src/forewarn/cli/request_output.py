@@ -26,6 +26,7 @@ from forewarn.cli.formatting import (
 )
 from forewarn.cli.invocation import CommandFunction, Invocation, yes_option
 from forewarn.cli.output import Cell, bold, dim, join_text
+from forewarn.wording import scope_name_from_id
 
 _MAX_EVENTS_SHOWN = 40  # in text; --json shows all
 
@@ -163,9 +164,10 @@ def _recipients(event: JsonObject, scopes: list[JsonObject]) -> str:
     scope = next((scope for scope in scopes if scope["id"] == event["scope"]), None)
     if scope is None:
         return "-"
+    name = scope_name_from_id(scope["id"])
     if not scope["enabled"]:
-        return f"no VM: no client in {scope['title']} has polled yet"
-    return f"{join_names(scope['vms'])} ({scope['title']})" if len(scope["vms"]) > 1 else join_names(scope["vms"])
+        return f"no VM: no client in {name} has polled yet"
+    return f"{join_names(scope['vms'])} ({name})" if len(scope["vms"]) > 1 else join_names(scope["vms"])
 
 
 def _print_hints(call: Invocation, events: list[JsonObject]) -> None:

@@ -25,6 +25,7 @@ from forewarn.cli.output import Cell, bold, dim, join_text, state_text
 from forewarn.cli.request_output import preview_options, show_preview
 from forewarn.cli.standing_order import standing_order
 from forewarn.errors import Rejected
+from forewarn.wording import scope_name_from_id
 
 CommandDecorator = Callable[[CommandFunction], CommandFunction]
 rollout_argument = click.argument("rollout_id", metavar="ROLLOUT", shell_complete=rollout_ids)
@@ -238,7 +239,7 @@ def rollout_state(view: JsonObject) -> Text:
 
 def _targets_text(view: JsonObject) -> str:
     if not view["hosts"]:
-        return str(view["scope_title"])
+        return scope_name_from_id(view["scope"]) if view["scope"] else str(view["scope_title"])
     return join_names(view["hosts"]) if len(view["hosts"]) <= 3 else count_noun(len(view["hosts"]), "host")
 
 

@@ -25,7 +25,7 @@ from forewarn.core.request import (
     with_request_key,
 )
 from forewarn.core.rollout import require_usable_calendar
-from forewarn.core.scope import scope_title
+from forewarn.core.scope import scope_name
 from forewarn.core.waves import rollout_target_text
 from forewarn.errors import NotFound, Refused, Remedy
 from forewarn.hypervisor.verb_support import VerbSupport
@@ -91,7 +91,7 @@ class RolloutRequestService:
             for vm in vms:
                 require_destination(vm, self._transactions.placement.hosts())
         now = self._transactions.clock.now()
-        names = [scope_title(scope)] if scope else list(rollout.hosts) or [rollout_target_text(rollout)]
+        names = [scope_name(scope)] if scope else list(rollout.hosts) or [rollout_target_text(rollout)]
         request = new_request(self._new_id(), RequestedOperation.ROLLOUT, who, now, names, notice_s, short_notice)
         require_usable_calendar(rollout, request.requested_at, notice_s)
         return replace(request, rollout=rollout)

@@ -17,9 +17,8 @@ import msgspec
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import PowerState, Vm, VmCondition, vm_key_in_scope
 from forewarn.core.request import ROLLOUT_CAUSES, PlannedEvent
-from forewarn.core.scope import scope_title_from_id
 from forewarn.errors import Rejected
-from forewarn.wording import did_you_mean, first_names
+from forewarn.wording import did_you_mean, first_names, scope_name_from_id
 
 MAX_BUDGETS = 100
 _MAX_NAME_LENGTH = 60
@@ -310,12 +309,12 @@ def group_title(budget: Budget, value: str) -> str:
         case BudgetGrouping.LOCATION:
             return f"location {value}"
         case BudgetGrouping.SCOPE:
-            return scope_title_from_id(value)
+            return scope_name_from_id(value)
         case BudgetGrouping.TAG:
             return f"tag {budget.per_tag}={value}"
         case BudgetGrouping.FAULT_DOMAIN:
             number, _, scope_id = value.partition(" ")
-            return f"fault domain {number} of {scope_title_from_id(scope_id)}"
+            return f"fault domain {number} of {scope_name_from_id(scope_id)}"
 
 
 def shortage_text(budget: Budget, shortage: BudgetShortage, size: int, out: Sequence[str]) -> str:

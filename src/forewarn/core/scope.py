@@ -18,6 +18,7 @@ from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.wording import scope_name_from_id
 
 _SCOPE_KINDS = {
     "set": "availability set",
@@ -127,7 +128,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 def scope_title_of_vm(vm: Vm) -> str:
-    """Return what people call the VM's scope, such as `availability set web` or `VM db`."""
+    """Return the long name of the VM's scope, for `explain`, titles and errors, such as `VM db`."""
     if vm.cloud_service:
         return f"cloud service {vm.cloud_service}"
     if vm.is_flexible:
@@ -138,18 +139,30 @@ def scope_title_of_vm(vm: Vm) -> str:
 
 
 def scope_title(scope: Scope) -> str:
-    """Return what people call the scope, such as `VM db`: from its first VM, else from its id."""
+    """Return the long name of the scope, such as `VM db`: from its first VM, else from its id."""
     return scope_title_of_vm(scope.vms[0]) if scope.vms else scope_title_from_id(scope.id)
 
 
 def scope_title_from_id(scope_id: str) -> str:
-    """Return what people call the scope with this id, such as `VM db`, in lower case; needs no VM of the scope."""
+    """Return the long name of the scope with this id, such as `VM db`, in lower case; needs no VM of the scope."""
     kind, _, path = scope_id.partition(":")
     match kind, path.split("/")[2:]:
         case "placement", [scale_set, group]:
             return f"placement group {group} of scale set {scale_set}"
         case _, names:
             return f"{_SCOPE_KINDS.get(kind, kind)} {'/'.join(names)}"
+
+
+def scope_name_of_vm(vm: Vm) -> str:
+    """Return the short name of the VM's scope, such as `web`, or `workers/pg-0` for a placement group."""
+    if vm.scale_set and not vm.is_flexible:
+        return f"{vm.scale_set}/{vm.placement_group}"
+    return vm.cloud_service or vm.scale_set or vm.availability_set or vm.name
+
+
+def scope_name(scope: Scope) -> str:
+    """Return the short name of the scope: from its first VM, else from its id."""
+    return scope_name_of_vm(scope.vms[0]) if scope.vms else scope_name_from_id(scope.id)
 
 
 def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
@@ -188,7 +201,7 @@ def disable_scope_if_idle(scope: Scope, policy: Policy, now: float) -> Scope:
     if at is None or now < at:
         return scope
     hours = hours_text(policy.idle_s)
-    text = f"scheduled events of {scope_title(scope)} disabled: no VM of the scope has polled for {hours}"
+    text = f"scheduled events of {scope_name(scope)} disabled: no VM of the scope has polled for {hours}"
     return replace(scope, enabled_at=None).with_entries(
         HistoryEntry(at=now, kind=EntryKind.DISABLED, actor="forewarn", text=text)
     )

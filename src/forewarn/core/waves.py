@@ -22,10 +22,9 @@ from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.request import BegunWave, PlannedEvent, Rollout, RolloutState, WaveSpec
 from forewarn.core.rollout import InvalidRollout, handled_vms, hosts_in_order, remaining_vms
-from forewarn.core.scope import scope_title_from_id
 from forewarn.duration import format_duration
 from forewarn.times import LabTime
-from forewarn.wording import first_names
+from forewarn.wording import first_names, scope_name_from_id
 
 REST_WAVE = WaveSpec(name="rest")
 MAX_WAVES = 100
@@ -341,7 +340,7 @@ def rollout_target_text(rollout: Rollout) -> str:
     if rollout.hosts:
         return first_names(rollout.hosts)
     if rollout.scope_id:
-        return scope_title_from_id(rollout.scope_id)
+        return scope_name_from_id(rollout.scope_id)
     if rollout.tag:
         return f"VMs with the tag {rollout.tag}"
     return f"VMs in {rollout.location}" if rollout.location else "all VMs"

@@ -146,7 +146,7 @@ def request_explanation(
 
 
 def rollout_title(request: MaintenanceRequest, rollout: Rollout) -> str:
-    """Return a rollout in words: `rollout ID, update over 6 hosts`, or `… over availability set web`."""
+    """Return a rollout in words: `rollout ID, update over 6 hosts`, or `… over web`."""
     if not rollout.hosts:
         over = rollout_target_text(rollout)
     elif len(rollout.hosts) <= _MAX_NAMED_HOSTS:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from forewarn.core.cause import CAUSE_RULES, Cause
 from forewarn.core.fleet import vm_key_in_scope
-from forewarn.core.scope import scope_title, scope_title_from_id
+from forewarn.core.scope import scope_name
 from forewarn.duration import duration_text
 from forewarn.explain.polling import SILENCE_LIMIT_S
 from forewarn.explain.preview import PreviewedEvent, preview_warnings
@@ -17,7 +17,7 @@ from forewarn.portal.form_definition import Form
 from forewarn.protocol.document import Kind
 from forewarn.store.interface import LastPoll
 from forewarn.web.polling_report import silent_seconds
-from forewarn.wording import first_names
+from forewarn.wording import first_names, scope_name_from_id
 
 _MAX_SCOPE_QUERIES = 50  # for more scopes, one query reads the polls of all
 _MAX_NAMED = 5  # scopes or VMs in a warning
@@ -66,16 +66,16 @@ def _silent_scope_warnings(context: PortalContext, events: Sequence[PreviewedEve
     ]
     if len(silent) <= _MAX_SILENCES_EXPLAINED:
         for scope_id, last in silent:
-            yield f"No handler is polling in {_title_of_scope(context, scope_id)}: {last}."
+            yield f"No handler is polling in {_name_of_scope(context, scope_id)}: {last}."
     else:
-        titles = [_title_of_scope(context, scope_id) for scope_id, _ in silent[:_MAX_NAMED]]
+        titles = [_name_of_scope(context, scope_id) for scope_id, _ in silent[:_MAX_NAMED]]
         named = first_names(titles, _MAX_NAMED, total=len(silent))
         yield f"No handler is polling in {len(silent)} of {len(listed)} scopes: {named}."
 
 
-def _title_of_scope(context: PortalContext, scope_id: str) -> str:
+def _name_of_scope(context: PortalContext, scope_id: str) -> str:
     scope = context.store.scope(scope_id)
-    return scope_title(scope) if scope else scope_title_from_id(scope_id)
+    return scope_name(scope) if scope else scope_name_from_id(scope_id)
 
 
 def _polls_by_scope(context: PortalContext, scope_ids: Collection[str]) -> dict[str, list[LastPoll]]:

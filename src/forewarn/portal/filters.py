@@ -12,13 +12,12 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import TypeVar
 
-from forewarn.core.scope import scope_title_from_id
 from forewarn.errors import Rejected
 from forewarn.portal.context import PortalContext
 from forewarn.web.errors import status_and_message
 from forewarn.web.remedies import Surface
 from forewarn.web.views import BaseView
-from forewarn.wording import similar_names
+from forewarn.wording import scope_name_from_id, similar_names
 
 Found = TypeVar("Found")
 _MAX_OFFERED = 8
@@ -132,9 +131,7 @@ def offer_scopes(context: PortalContext, value: str) -> list[FilterChoice]:
     close = get_close_matches(value.strip().casefold(), by_name, n=_MAX_OFFERED, cutoff=_MIN_LIKENESS)
     ordered = dict.fromkeys([*close, *by_name])
     visible = (name for name in ordered if context.can_see_scope(by_name[name]))
-    return [
-        FilterChoice(value=name, label=scope_title_from_id(by_name[name])) for name in islice(visible, _MAX_OFFERED)
-    ]
+    return [FilterChoice(value=name, label=scope_name_from_id(by_name[name])) for name in islice(visible, _MAX_OFFERED)]
 
 
 def offer_rollouts(context: PortalContext, value: str) -> list[FilterChoice]:

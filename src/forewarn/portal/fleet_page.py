@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from forewarn.core.scope import Scope, scope_title_of_vm
+from forewarn.core.scope import Scope, scope_name_of_vm
 from forewarn.explain.vm_state import VmState
 from forewarn.portal.context import PortalContext
 from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
@@ -255,5 +255,5 @@ async def _selected_block_view(context: PortalContext, selected: _SelectedBlock)
     visible_keys = {vm.key for vm in visible_vms}
     if not vms:
         return None
-    title = "standalone VMs" if selected.block.is_standalone else scope_title_of_vm(vms[0])
+    title = "standalone VMs" if selected.block.is_standalone else scope_name_of_vm(vms[0])
     return vm_block_view(scopes, vms, visible_keys, context.dependencies.pace_of, context.overview, title=title)

@@ -15,7 +15,7 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, check_parameters, fault_duration_s, parse_fault_kind
 from forewarn.core.planning import pending_platform_events
 from forewarn.core.release import WaitReason, start_wait
-from forewarn.core.scope import Scope, scope_title
+from forewarn.core.scope import Scope, scope_name
 from forewarn.core.waves import rollout_target_text
 from forewarn.duration import duration_text
 from forewarn.errors import Refused
@@ -131,7 +131,7 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
     if body.vm:
         target = f"VM {context.directory.find(body.vm).name}"
     else:
-        target = scope_title(context.find_scope(body.scope)) if body.scope else "all VMs"
+        target = scope_name(context.find_scope(body.scope)) if body.scope else "all VMs"
     counted = "requests" if definition.category is FaultCategory.TRANSPORT else "events"
     sentences = [f"{kind} for {target}. Clients see: {definition.symptom.replace('`', '')}."]
     if definition.category is FaultCategory.AT_ONCE:

@@ -19,7 +19,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.planning import OPERATION_CAUSES, is_applicable
 from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import ROOT_RESOURCE
-from forewarn.core.scope import scope_title
+from forewarn.core.scope import scope_name
 from forewarn.errors import Conflict, NotFound, Rejected, Unavailable
 from forewarn.portal.browser_security import require_csrf_token
 from forewarn.portal.confirmation import IdempotencyKeys, confirmation_page
@@ -194,7 +194,7 @@ def _scope_choices(context: PortalContext) -> Iterator[FieldChoice]:
             and context.can_see_scope(scope_id)
             and (scope := context.store.scope(scope_id))
         ):
-            yield FieldChoice(value=scope_id, text=scope_title(scope), note=f"{len(scope.present_vms)} VMs")
+            yield FieldChoice(value=scope_id, text=scope_name(scope), note=f"{len(scope.present_vms)} VMs")
 
 
 _MAX_FORM_BYTES = 2 * 1024 * 1024  # enough for the keys of ten thousand VMs

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from urllib.parse import quote, urlencode
 
-from forewarn.core.scope import scope_title_from_id, scope_title_of_vm
+from forewarn.core.scope import scope_name_of_vm
 from forewarn.explain.vm_state import VmState
 from forewarn.portal.context import FLEET_PATH, PORTAL_PREFIX, PortalContext
 from forewarn.portal.fleet_overview import FleetOverview, GroupOverview, VisibleKeys, VmBlock
 from forewarn.portal.states import state_label
 from forewarn.web.authorization import VisibleDirectory
 from forewarn.web.views import BaseView
+from forewarn.wording import scope_name_from_id
 
 MAX_CELLS = 4_000  # with more VMs, a cell stands for several
 MAX_AREAS = 40  # scopes with a title; with more of them, resource groups; with more of these, one area
@@ -117,7 +118,7 @@ class HeatMapArea(BaseView, frozen=True, kw_only=True):
     """
 
     id: str  # of the area on the page
-    title: str  # such as `availability set web`
+    title: str  # such as `web` or `workers/pg-0`
     href: str  # a path of the portal: the page of the scope, or the fleet page
     size: int  # VMs
     states: dict[str, int]  # VMs by state, without states of no VM; in the order of VmState, running ones first
@@ -244,5 +245,5 @@ def _title_and_href(context: PortalContext, area: _Area) -> tuple[str, str]:
         group = vm.resource_group if vm is not None else path.partition("/")[2]
         title = f"standalone VMs of {group}" if kind == "vms" else f"resource group {group}"
         return title, f"{FLEET_PATH}?{urlencode({'q': group})}"
-    title = scope_title_of_vm(vm) if vm is not None else scope_title_from_id(area.id)
+    title = scope_name_of_vm(vm) if vm is not None else scope_name_from_id(area.id)
     return title, f"{PORTAL_PREFIX}/scopes/{quote(area.id, safe='/:')}"

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Host, HostHealth, Vm
-from forewarn.core.scope import scope_title_of_vm
+from forewarn.core.scope import scope_name_of_vm
 from forewarn.portal.context import PortalContext
 from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
 from forewarn.portal.filters import require_choice
@@ -80,7 +80,7 @@ class HostVmView(BaseView, frozen=True, kw_only=True):
     name: str  # of the VM
     state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
     scope: str  # its id
-    scope_title: str  # such as `availability set web`
+    scope_name: str  # such as `web` or `workers/pg-0`
     update_domain: int  # from 0
     fault_domain: int  # from 0
     is_arriving: bool  # it is on another host and moves here
@@ -217,7 +217,7 @@ def _host_vm_view(context: PortalContext, vm: Vm, *, is_arriving: bool) -> HostV
         name=vm.name,
         state=context.overview.state_of(vm.key),
         scope=vm.scope_id,
-        scope_title=scope_title_of_vm(vm),
+        scope_name=scope_name_of_vm(vm),
         update_domain=vm.update_domain,
         fault_domain=vm.fault_domain,
         is_arriving=is_arriving,

@@ -13,7 +13,6 @@ from itertools import accumulate, islice
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
 from forewarn.core.request import RolloutTally
-from forewarn.core.scope import scope_title_from_id
 from forewarn.core.waves import rollout_target_text
 from forewarn.explain.phrases import event_kind_text, join_names
 from forewarn.portal.attention import (
@@ -35,6 +34,7 @@ from forewarn.times import Timestamp, timestamp
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView
+from forewarn.wording import scope_name_from_id
 
 MAX_EVENTS = 6  # of each list
 _MAX_PER_REQUEST = 3  # events of one request in the list of the next ones
@@ -54,7 +54,7 @@ class UpcomingEvent(BaseView, frozen=True, kw_only=True):
     id: str  # a GUID, upper case
     label: str  # such as `Reboot of web-0`
     scope: str  # its id
-    scope_title: str  # such as `availability set web`
+    scope_name: str  # such as `web` or `workers/pg-0`
     cause: str  # a value of Cause
     is_approved: bool  # by a VM, a user or policy
     not_before: Timestamp
@@ -72,7 +72,7 @@ class CurrentEvent(BaseView, frozen=True, kw_only=True):
     id: str  # a GUID, upper case
     label: str  # such as `Reboot of web-0`
     scope: str  # its id
-    scope_title: str  # such as `availability set web`
+    scope_name: str  # such as `web` or `workers/pg-0`
     cause: str  # a value of Cause
     started_at: Timestamp
     vms: int  # how many acts it has, one per VM
@@ -215,7 +215,7 @@ def _upcoming_event(context: PortalContext, views: ViewBuilder, event: Event, mo
         id=event.id,
         label=_label(event, event.vms),
         scope=event.scope_id,
-        scope_title=scope_title_from_id(event.scope_id),
+        scope_name=scope_name_from_id(event.scope_id),
         cause=event.cause,
         is_approved=event.approved_at is not None,
         not_before=timestamp(event.not_before),
@@ -234,7 +234,7 @@ def _current_event(context: PortalContext, event: Event, more: int) -> CurrentEv
         id=event.id,
         label=_label(event, event.vms),
         scope=event.scope_id,
-        scope_title=scope_title_from_id(event.scope_id),
+        scope_name=scope_name_from_id(event.scope_id),
         cause=event.cause,
         started_at=timestamp(event.started_at),
         vms=len(event.acts),

@@ -22,7 +22,6 @@ from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
-from forewarn.core.scope import scope_title_from_id
 from forewarn.core.waves import rollout_target_text
 from forewarn.explain.phrases import event_kind_text, join_names
 from forewarn.portal.context import PORTAL_PREFIX, PageAuthenticator, PortalContext
@@ -36,6 +35,7 @@ from forewarn.web.remedies import Surface
 from forewarn.web.request_parsing import HandlerCall, StrictBody, unique_query_params
 from forewarn.web.routing import listing
 from forewarn.web.views import BaseView
+from forewarn.wording import scope_name_from_id
 
 MAX_RESULTS = 20
 _MAX_VMS, _MAX_OTHERS = 8, 5  # of each kind
@@ -205,21 +205,19 @@ def _scopes(context: PortalContext, wanted: str) -> Iterator[_RankedResult]:
         (block.id, group.id)
         for group, _ in context.overview.visible_groups(context.directory)
         for block in group.blocks.values()
-        if not block.is_standalone and wanted in _scope_name(block.id) and (visible is None or block.id in visible)
+        if not block.is_standalone
+        and wanted in scope_name_from_id(block.id)
+        and (visible is None or block.id in visible)
     )
     for scope_id, group in islice(ids, _MAX_OTHERS):
         result = _PaletteResult(
             kind="scope",
-            title=scope_title_from_id(scope_id),
+            title=scope_name_from_id(scope_id),
             detail=f"resource group {group.rpartition('/')[2]}",
             href=f"{PORTAL_PREFIX}/scopes/{quote(scope_id, safe='/:')}",
         )
-        rank = _rank(_scope_name(scope_id), wanted)
+        rank = _rank(scope_name_from_id(scope_id), wanted)
         yield _RankedResult(_CONTAINING if rank is None else rank, result)
-
-
-def _scope_name(scope_id: str) -> str:
-    return "/".join(scope_id.split("/")[2:])
 
 
 def _events(context: PortalContext, wanted: str, vms: Sequence[Vm]) -> Iterator[_RankedResult]:

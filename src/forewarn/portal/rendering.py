@@ -31,6 +31,7 @@ from forewarn.web.errors import status_and_message
 from forewarn.web.fault_views import FaultView
 from forewarn.web.pipeline import run_request
 from forewarn.web.remedies import Surface
+from forewarn.wording import scope_name_from_id
 
 NO_VALUE = Markup('<span class="none">—</span>')  # in place of a missing value; the cards of a phone leave it out
 
@@ -55,6 +56,7 @@ def _template_environment() -> Environment:
         shorten=_truncate_text,
     )
     environment.filters.update(
+        scope_name=scope_name_from_id,
         scope_title=scope_title_from_id,
         state=state_element,
         state_label=state_label,

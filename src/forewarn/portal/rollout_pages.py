@@ -16,7 +16,7 @@ from forewarn.control.rollouts import RolloutSnapshot
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.request import RolloutState, RolloutTally
-from forewarn.core.scope import Scope, scope_title
+from forewarn.core.scope import Scope, scope_name
 from forewarn.errors import Rejected
 from forewarn.portal.export import ExportTable
 from forewarn.portal.filters import FilterChoice, UnknownFilter
@@ -39,7 +39,7 @@ from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.request_views import read_rollouts, rollout_fields_from_snapshot
 from forewarn.web.rollout_views import RolloutView
 from forewarn.web.views import BaseView
-from forewarn.wording import first_names
+from forewarn.wording import first_names, scope_name_from_id
 
 # Parts of a progress bar, in order; also members of RolloutTally and CSV columns.
 PROGRESS_PARTS = ("done", "failed", "withdrawn", "not_needed", "started", "scheduled", "waiting")
@@ -75,7 +75,7 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
         """What the rollout covers: names of hosts, or words."""
         hosts = self.rollout.hosts
         if not hosts:
-            return self.rollout.scope_title
+            return scope_name_from_id(self.rollout.scope) if self.rollout.scope else self.rollout.scope_title
         return first_names(hosts)
 
     @property
@@ -110,7 +110,7 @@ class ScopeProgress(BaseView, frozen=True, kw_only=True):
     """The progress of a rollout in one scope, by update domain. Field names are JSON keys."""
 
     id: str  # of the scope
-    title: str  # such as `availability set web`
+    title: str  # such as `web` or `workers/pg-0`
     domains: tuple[UpdateDomainProgress, ...]  # sorted by number
 
 
@@ -323,7 +323,7 @@ def _scope_progress(
 ) -> Iterator[ScopeProgress]:
     for scope_id, domains in scopes:
         scope = context.store.scope(scope_id) or Scope(id=scope_id)
-        yield ScopeProgress(id=scope_id, title=scope_title(scope), domains=domains)
+        yield ScopeProgress(id=scope_id, title=scope_name(scope), domains=domains)
 
 
 def _domain_progress(

@@ -7,7 +7,7 @@ import json
 from forewarn.core.event import EventState
 from forewarn.core.fleet import Vm, resource_group_of_scope
 from forewarn.core.projection import document_for
-from forewarn.core.scope import Scope, scope_title
+from forewarn.core.scope import Scope, scope_name
 from forewarn.portal.context import PortalContext
 from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable
 from forewarn.portal.form_links import FormLink, form_links_for_scope
@@ -63,7 +63,7 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     """
 
     id: str  # such as `set:SUBSCRIPTION/GROUP/NAME` in lower case
-    title: str  # such as `availability set web`
+    title: str  # such as `web` or `workers/pg-0`
     card: EventStatusCard | None  # the live event that matters next; None: there is none
     enabled: bool  # whether scheduled events are enabled for it
     enabled_at: Timestamp | None  # None: it is not enabled
@@ -101,7 +101,7 @@ async def show_scope_page(context: PortalContext, call: HandlerCall, query: Page
     vms = [vm for vm in scope.present_vms if context.can_see(vm)]
     past_events = context.store.events(scope_id=scope.id, statuses=[EventState.OVER], limit=_MAX_PAST_EVENTS)
     views = ViewBuilder(context)
-    title, live_events = scope_title(scope), scope.live_events()
+    title, live_events = scope_name(scope), scope.live_events()
     max_events = MAX_EXPORT_ROWS if call.for_export else _MAX_LIVE_EVENTS
     shown, pages = items_on_page(vms, query.page, MAX_EXPORT_ROWS if call.for_export else _VMS_PER_PAGE)
     return ScopePage(

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from forewarn.core.event import Event
-from forewarn.core.scope import Scope, scope_title
+from forewarn.core.scope import Scope, scope_name
 from forewarn.duration import duration_text, parse_duration
 from forewarn.errors import Rejected
 from forewarn.explain.phrases import event_kind_text, join_names, notice_phrases, started_without_notice
@@ -182,7 +182,7 @@ class EventRow(BaseView, frozen=True, kw_only=True):
 
     id: str  # a GUID, upper case
     scope: str  # its id
-    scope_title: str  # such as `availability set web`
+    scope_name: str  # such as `web` or `workers/pg-0`
     kind: str  # such as Reboot; what is done to the VMs if no document shows the event
     listed: bool  # documents show it while it is live
     cause: str  # a value of Cause
@@ -216,11 +216,11 @@ class EventRow(BaseView, frozen=True, kw_only=True):
         return now if self.started_at is not None else max(self.not_before, now)
 
 
-def event_row(event: Event, *, scope_title: str, waits_for: str = "") -> EventRow:
+def event_row(event: Event, *, scope_name: str, waits_for: str = "") -> EventRow:
     return EventRow(
         id=event.id,
         scope=event.scope_id,
-        scope_title=scope_title,
+        scope_name=scope_name,
         kind=event_kind_text(event),
         listed=event.listed,
         cause=event.cause,
@@ -316,7 +316,7 @@ class ScopeBand(BaseView, frozen=True, kw_only=True):
     """The bars of one scope in a timeline chart, or of all standalone VMs."""
 
     scope: str  # its id; "" for standalone VMs
-    title: str  # such as `availability set web`
+    title: str  # such as `web` or `workers/pg-0`
     y: float  # of its top, in pixels from the top of the chart
     bars: tuple[EventBar, ...]  # in order of publication; those of standalone VMs in natural order of names
 
@@ -364,14 +364,14 @@ def build_chart(rows: Iterable[EventRow], window: TimeWindow, now: float, *, ban
 
 
 def _band_of(row: EventRow) -> tuple[str, str]:
-    return ("standalone VMs", "") if row.scope.startswith("vm:") else (row.scope_title, row.scope)
+    return ("standalone VMs", "") if row.scope.startswith("vm:") else (row.scope_name, row.scope)
 
 
 def _sort_key(row: EventRow) -> tuple[object, ...]:
     title, scope = _band_of(row)
     names = _natural_sort_key(" ".join(row.vms[:1]))  # many events of one request are published at the same time
     order = (row.published_at, names) if scope else (names, row.published_at)
-    return _natural_sort_key(title), scope, order, row.id
+    return not scope, _natural_sort_key(title), scope, order, row.id  # standalone VMs come last
 
 
 def _natural_sort_key(text: str) -> list[tuple[int, str]]:
@@ -438,7 +438,7 @@ def event_row_for(views: ViewBuilder, event: Event) -> EventRow:
     """Return the row of an event, with the title of its scope and what it waits for, which `views` reads."""
     scope = views.load_scope(event.scope_id) or Scope(id=event.scope_id)
     wait = views.pending_wait(event)
-    return event_row(event, scope_title=scope_title(scope), waits_for=wait.text if wait else "")
+    return event_row(event, scope_name=scope_name(scope), waits_for=wait.text if wait else "")
 
 
 def render_standalone_svg(chart: TimelineChart, *, more: int = 0) -> str:

@@ -44,7 +44,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
     """A block of VMs with its status: a scope, or standalone VMs of a resource group. Names are JSON keys."""
 
     scope: str  # its id; "" for standalone VMs
-    title: str  # such as `availability set web`
+    title: str  # such as `web` or `workers/pg-0`
     vms: tuple[VmCell, ...]  # on this page
     size: int  # all VMs of `scopes` that the user may see
     scopes: tuple[str, ...]  # ids; for standalone VMs one per VM on this page
