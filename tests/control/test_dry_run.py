@@ -73,7 +73,7 @@ def roll_out(
 ) -> tuple[list[EventFields], list[EventFields]]:
     """Preview a rollout, run it, and return the predicted and the actual events."""
     before = world.store.history()
-    how: Any = {"requested_by": "ann", "notice_s": notice_s, "short_notice": short_notice}
+    how: Any = {"who": "ann", "notice_s": notice_s, "short_notice": short_notice}
     result = world.do(dry_run_rollout(world.control, rollout, **how))
     assert world.store.history() == before
     request = world.do(world.control.rollout_requests.start(rollout, **how))
