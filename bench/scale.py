@@ -77,9 +77,6 @@ class _Figures:
     def sample(self, name: str, of: str) -> float:
         return median(self.figure(name).samples[of])
 
-    def first(self, name: str, of: str) -> float:
-        return self.figure(name).samples[of][0]
-
     def last(self, name: str, of: str) -> float:
         return self.figure(name).samples[of][-1]
 
@@ -184,10 +181,6 @@ def _cluster(figures: _Figures) -> dict[str, float | str]:
         "node_changes": CHANGES_PER_S * HOSTS_PER_CHANGE / HOSTS,
         "node_share": figures.sample("nodes-shown", "real_cpu_us") * CHANGES_PER_S / 1e6 / REAL_NODES,
         "heartbeats": round(HOSTS / HEARTBEAT_INTERVAL_S),
-        "shown_p50": figures.sample("nodes-shown", "p50_ms"),
-        "shown_p99": figures.value("nodes-shown"),
-        "plain_p50": figures.sample("nodes-shown-overhead", "plain_p50_ms"),
-        "plain_p99": figures.sample("nodes-shown-overhead", "plain_p99_ms"),
         "caught_up": figures.value("nodes-caught-up"),
         "cluster_approvals": approvals,
         "cluster_share": figures.value("cluster-approval-rate"),
