@@ -62,7 +62,7 @@ def test_the_clients_page_shows_what_handlers_do(tmp_path: Path, workers: int) -
         assert [client["name"] for client in page["clients"]] == ["web-1"]
         given = next(client for client in portal.clients()["clients"] if client["name"] == "web-0")
         assert given["pending"]["delivery"] == "delivered"
-        assert given["last_given_after_s"] is not None
+        assert given["last_delivered_after_s"] is not None
 
         eventually(lambda: "forewarn_vms_without_handler 1.0" in portal.metrics())
 
