@@ -84,10 +84,7 @@ def test_a_rollout_that_outlasts_the_kept_history_reaches_every_vm_once() -> Non
         world.advance(10 * DAY_S)
         world.do(world.store.prune(world.now - 90 * DAY_S))
 
-    ended = world.store.request(request.id)
-    assert ended is not None
-    assert ended.rollout is not None
-    assert ended.rollout.progress is RolloutState.COMPLETED
+    assert world.rollout(request.id).progress is RolloutState.COMPLETED
     assert [world.ledger.vm_history(world.vm(f"db-{n}").key).boots for n in numbers] == [1] * 5
     world.close()
 

@@ -115,13 +115,6 @@ def event_of(world: World, vm: str) -> Event:
     return event
 
 
-def state_of(world: World, request: MaintenanceRequest) -> Rollout:
-    now = world.store.request(request.id)
-    assert now is not None
-    assert now.rollout is not None
-    return now.rollout
-
-
 def test_a_vm_with_a_configuration_starts_in_its_window_and_others_after_their_notice(make_world: MakeWorld) -> None:
     world = make_world("db", "web")
     assign(world, configure(world), f"{COMPUTE}/virtualMachines/db")
@@ -132,7 +125,7 @@ def test_a_vm_with_a_configuration_starts_in_its_window_and_others_after_their_n
     assert event_of(world, "web").not_before == world.now + 900
     world.advance(A_DAY)
     assert event_of(world, "db").started_at == berlin("2026-01-06T02:00")
-    assert state_of(world, request).progress is RolloutState.COMPLETED
+    assert world.rollout(request.id).progress is RolloutState.COMPLETED
 
 
 @pytest.mark.parametrize("target", [f"{COMPUTE}/virtualMachineScaleSets/pool", GROUP, SUBSCRIPTION])
@@ -250,8 +243,8 @@ def test_a_rollout_stops_if_the_windows_of_a_hosts_vms_never_meet(make_world: Ma
     request = start(world)
     world.advance(A_DAY)
     assert [event.vms for event in world.events()] == [("free",)]
-    assert state_of(world, request).progress is RolloutState.STOPPED
-    assert state_of(world, request).reason == "no maintenance window follows in which the other VMs could start"
+    assert world.rollout(request.id).progress is RolloutState.STOPPED
+    assert world.rollout(request.id).reason == "no maintenance window follows in which the other VMs could start"
 
 
 def test_live_migrations_on_one_host_start_each_in_its_own_window(make_world: MakeWorld) -> None:
@@ -354,8 +347,8 @@ def test_a_rollout_stops_if_a_vm_joins_a_gate_whose_windows_its_own_never_meet(m
     assign(world, configure(world, "evening", "20:00"), f"{COMPUTE}/virtualMachines/web")
     request = start_on(world, "h1")
     move_to(world, "web", "h1")
-    assert state_of(world, request).progress is RolloutState.STOPPED
-    assert state_of(world, request).reason == "no maintenance window follows in which the other VMs could start"
+    assert world.rollout(request.id).progress is RolloutState.STOPPED
+    assert world.rollout(request.id).reason == "no maintenance window follows in which the other VMs could start"
 
 
 def test_an_approval_starts_an_event_before_the_window_of_its_configuration(make_world: MakeWorld) -> None:
@@ -386,7 +379,7 @@ def test_an_event_that_waits_starts_once_its_configuration_has_expired(make_worl
     started_at = event_of(world, "db").started_at
     assert started_at is not None
     assert started_at <= berlin("2026-01-06T03:01")
-    assert state_of(world, request).progress is RolloutState.COMPLETED
+    assert world.rollout(request.id).progress is RolloutState.COMPLETED
 
 
 def test_a_rollout_whose_own_windows_are_over_goes_on_in_those_of_configurations(make_world: MakeWorld) -> None:
@@ -394,7 +387,7 @@ def test_a_rollout_whose_own_windows_are_over_goes_on_in_those_of_configurations
     assign(world, configure(world), SUBSCRIPTION)
     request = start(world, "2026-01-06T02:00 2h Europe/Berlin")
     world.advance(10 * A_DAY)
-    assert state_of(world, request).progress is RolloutState.COMPLETED
+    assert world.rollout(request.id).progress is RolloutState.COMPLETED
 
 
 def test_a_dry_run_shows_the_windows_of_configurations(make_world: MakeWorld) -> None:

@@ -49,13 +49,6 @@ def start(world: World, *checks: HealthCheck, waves: tuple[WaveSpec, ...] = ()) 
     return request
 
 
-def rollout_of(world: World, request: MaintenanceRequest) -> Rollout:
-    now = world.store.request(request.id)
-    assert now is not None
-    assert now.rollout is not None
-    return now.rollout
-
-
 def resume(world: World, request: MaintenanceRequest) -> None:
     world.do(world.control.rollout_requests.change_state(request.id, RolloutState.RUNNING, who="ann"))
     world.settle()
@@ -77,12 +70,12 @@ def test_a_resumed_rollout_counts_no_failures_from_before(world: World) -> None:
     request = start(world, figure(OwnFigure.FAILED_ACTS))
     fail(world, "web-0")
     world.advance(1200)
-    assert rollout_of(world, request).reason == "check 'figure' is bad: 1 is not == 0 (web-0)"
+    assert world.rollout(request.id).reason == "check 'figure' is bad: 1 is not == 0 (web-0)"
     world.advance(60)
     resume(world, request)
-    assert rollout_of(world, request).resumed_at == world.now
+    assert world.rollout(request.id).resumed_at == world.now
     world.advance(7200)
-    assert rollout_of(world, request).progress is RolloutState.COMPLETED
+    assert world.rollout(request.id).progress is RolloutState.COMPLETED
     assert [(act.name, act.outcome and act.outcome.ok) for event in world.events() for act in event.acts] == [
         ("web-0", False),
         ("web-1", True),
@@ -96,18 +89,18 @@ def test_failures_of_a_wave_before_count_no_longer(world: World) -> None:
     world.advance(1200)
     fail(world, "web-1")
     world.advance(7200)
-    assert rollout_of(world, request).progress is RolloutState.COMPLETED
+    assert world.rollout(request.id).progress is RolloutState.COMPLETED
     assert {m.value for m in world.store.measurements(request.id)} == {0, 1}
 
 
 def test_a_resumed_rollout_counts_no_undelivered_notices_from_before(world: World) -> None:
     request = start(world, figure(OwnFigure.UNDELIVERED))
     world.advance(1200)
-    assert rollout_of(world, request).reason == "check 'figure' is bad: 1 is not == 0 (web-0)"
+    assert world.rollout(request.id).reason == "check 'figure' is bad: 1 is not == 0 (web-0)"
     resume(world, request)
-    assert rollout_of(world, request).progress is RolloutState.RUNNING
+    assert world.rollout(request.id).progress is RolloutState.RUNNING
     world.advance(7200)
-    assert rollout_of(world, request).reason == "check 'figure' is bad: 1 is not == 0 (web-1)"
+    assert world.rollout(request.id).reason == "check 'figure' is bad: 1 is not == 0 (web-1)"
 
 
 class CountingStore(MemoryStore):
@@ -156,7 +149,7 @@ def test_a_vm_that_its_user_turned_off_is_not_awaited(world: World, is_turned_of
     if is_turned_off:
         world.ask(RequestedOperation.DEALLOCATE, "web-0")
     world.do(world.control.lab_clock.advance(600, without_polls=True))
-    assert (rollout_of(world, request).progress is RolloutState.RUNNING) == is_turned_off
+    assert (world.rollout(request.id).progress is RolloutState.RUNNING) == is_turned_off
 
 
 def test_a_plan_performs_no_health_check(world: World) -> None:
@@ -190,7 +183,7 @@ def deliver(world: World, *names: str) -> None:
 
 def measured(world: World, request: MaintenanceRequest) -> tuple[CheckOutcome, float | None]:
     """What the figure of the rollout's only check is now."""
-    rollout = rollout_of(world, request)
+    rollout = world.rollout(request.id)
     health = world.control.rollouts.health
     found = world.do(health._measure(rollout.checks[0], rollout, request.id))
     return found.outcome, found.value
@@ -253,7 +246,7 @@ def test_a_vm_that_polls_after_its_maintenance_is_back(world: World) -> None:
     poll(world, "web-0")
     assert measured(world, request) == (CheckOutcome.GOOD, 0)
     wait(world, 600)
-    assert rollout_of(world, request).progress is RolloutState.RUNNING
+    assert world.rollout(request.id).progress is RolloutState.RUNNING
 
 
 def test_a_vm_that_does_not_poll_for_five_minutes_is_not_back(world: World) -> None:
@@ -293,7 +286,7 @@ def test_a_resumed_rollout_does_not_wait_for_vms_from_before(world: World) -> No
     (event,) = world.events()
     world.approve("web-0", event.id)
     wait(world, 400)
-    assert rollout_of(world, request).reason == "check 'figure' is bad: 1 is not == 0 (web-0)"
+    assert world.rollout(request.id).reason == "check 'figure' is bad: 1 is not == 0 (web-0)"
     resume(world, request)
     assert measured(world, request) == (CheckOutcome.GOOD, 0)
-    assert rollout_of(world, request).progress is RolloutState.RUNNING
+    assert world.rollout(request.id).progress is RolloutState.RUNNING

@@ -68,13 +68,6 @@ def waits(world: World, request: MaintenanceRequest) -> tuple[str, ...]:
     return world.control.rollouts.publication_waits(request)
 
 
-def progress(world: World, request: MaintenanceRequest) -> RolloutState:
-    now = world.store.request(request.id)
-    assert now is not None
-    assert now.rollout is not None
-    return now.rollout.progress
-
-
 def test_a_rollout_publishes_no_more_than_the_budget_and_says_what_it_waits_for(make_world: MakeWorld) -> None:
     world = make_world()
     set_budget(world, "web", max_vms=2)
@@ -92,7 +85,7 @@ def test_freed_budget_wakes_the_rollout_until_all_is_done(make_world: MakeWorld)
         seen += pending(world)
         world.advance(16 * 60)
     assert seen == ["vm-00", "vm-10", "vm-20", "vm-30"]
-    assert (progress(world, request), waits(world, request)) == (RolloutState.COMPLETED, ())
+    assert (world.rollout(request.id).progress, waits(world, request)) == (RolloutState.COMPLETED, ())
 
 
 def test_two_rollouts_share_a_budget_and_the_older_one_goes_first(make_world: MakeWorld) -> None:
@@ -244,7 +237,7 @@ def test_a_restart_of_the_service_keeps_budgets_and_reservations(make_world: Mak
         assert len(pending(world)) == 1
         assert waits(world, request) or pending(world) == ["vm-30"]
         world.advance(17 * 60)
-    assert progress(world, request) is RolloutState.COMPLETED
+    assert world.rollout(request.id).progress is RolloutState.COMPLETED
 
 
 class UnreadableStore(MemoryStore):

@@ -34,7 +34,7 @@ def test_the_number_of_checks_of_a_rollout_does_not_grow_with_its_vms(count: int
 
     world.advance(3600)
 
-    assert _progress(world, rollout) is RolloutState.COMPLETED
+    assert world.rollout(rollout.id).progress is RolloutState.COMPLETED
     assert len(world.events(EventState.OVER)) == count
     assert store.checks[rollout.id] <= 8
     world.close()
@@ -73,10 +73,3 @@ def test_the_next_wave_is_planned_at_once_if_no_act_is_due(world: World) -> None
 def _start_rollout(world: World, *hosts: str) -> MaintenanceRequest:
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=hosts, max_failures=1)
     return world.do(world.control.rollout_requests.start(rollout, who="ann"))
-
-
-def _progress(world: World, request: MaintenanceRequest) -> RolloutState:
-    now = world.store.request(request.id)
-    assert now is not None
-    assert now.rollout is not None
-    return now.rollout.progress

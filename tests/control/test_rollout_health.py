@@ -43,13 +43,6 @@ def start(world: World, rollout: Rollout = ON_BOTH) -> MaintenanceRequest:
     return request
 
 
-def rollout_of(world: World, request: MaintenanceRequest) -> Rollout:
-    now = world.store.request(request.id)
-    assert now is not None
-    assert now.rollout is not None
-    return now.rollout
-
-
 def change(world: World, request: MaintenanceRequest, progress: RolloutState) -> None:
     world.do(world.control.rollout_requests.change_state(request.id, progress, who="ann"))
     world.settle()
@@ -68,7 +61,7 @@ def test_a_rollout_publishes_after_its_checks_were_good_and_completes(world: Wor
     assert prober.asked == ["shop"]
     assert scheduled(world) == ["web-0"]
     world.advance(7200)
-    assert rollout_of(world, request).progress is RolloutState.COMPLETED
+    assert world.rollout(request.id).progress is RolloutState.COMPLETED
     assert set(outcomes(world, request)) == {CheckOutcome.GOOD}
 
 
@@ -88,12 +81,12 @@ def test_nothing_is_published_before_a_check_is_good(world: World, prober: FakeP
     request = start(world)
     world.advance(3600)
     assert scheduled(world) == []
-    assert "check 'shop' is" in rollout_of(world, request).unclear
-    assert rollout_of(world, request).progress is RolloutState.RUNNING
+    assert "check 'shop' is" in world.rollout(request.id).unclear
+    assert world.rollout(request.id).progress is RolloutState.RUNNING
     prober.outcomes["shop"] = CheckOutcome.GOOD
     world.advance(60)
     assert scheduled(world) == ["web-0"]
-    assert rollout_of(world, request).unclear == ""
+    assert world.rollout(request.id).unclear == ""
     texts = [entry.text for entry in world.store.history(request_id=request.id)]
     assert sum("publishes nothing for now" in text for text in texts) == 1
     assert sum("its checks are clear again" in text for text in texts) == 1
@@ -104,7 +97,7 @@ def test_a_bad_check_pauses_withdraws_and_says_why(world: World, prober: FakePro
     request = start(world)
     prober.coming["shop"] = [CheckOutcome.BAD]
     world.advance(60)
-    rollout = rollout_of(world, request)
+    rollout = world.rollout(request.id)
     assert (rollout.progress, rollout.reason) == (
         RolloutState.PAUSED,
         "check 'shop' is bad: it answered 500, not 200",
@@ -117,13 +110,13 @@ def test_a_bad_check_pauses_withdraws_and_says_why(world: World, prober: FakePro
     assert world.control.rollouts.tally_of(request, rollout).waiting == 2
     world.advance(86_400)
     assert scheduled(world) == []
-    assert rollout_of(world, request).progress is RolloutState.PAUSED
+    assert world.rollout(request.id).progress is RolloutState.PAUSED
 
     change(world, request, RolloutState.RUNNING)
     assert scheduled(world) == ["web-0"]
-    assert rollout_of(world, request).reason == ""
+    assert world.rollout(request.id).reason == ""
     world.advance(7200)
-    final = rollout_of(world, request)
+    final = world.rollout(request.id)
     assert final.progress is RolloutState.COMPLETED
     assert final.tally is not None
     assert (final.tally.done, final.tally.total) == (2, 2)
@@ -139,7 +132,7 @@ def test_an_event_that_has_started_finishes_after_a_bad_check(world: World, prob
         (("web-0",), Ending.FINISHED),
         (("web-1",), Ending.WITHDRAWN),
     ]
-    assert rollout_of(world, request).progress is RolloutState.PAUSED
+    assert world.rollout(request.id).progress is RolloutState.PAUSED
 
 
 HOLDING = replace(ON_BOTH, hold_if_unclear=True)
@@ -207,7 +200,7 @@ def test_a_paused_rollout_can_be_aborted(world: World, prober: FakeProber) -> No
     prober.outcomes["shop"] = CheckOutcome.BAD
     world.advance(60)
     change(world, request, RolloutState.ABORTED)
-    assert rollout_of(world, request).closed
+    assert world.rollout(request.id).closed
 
 
 def test_a_check_that_is_bad_again_pauses_a_resumed_rollout_before_it_publishes(
@@ -217,7 +210,7 @@ def test_a_check_that_is_bad_again_pauses_a_resumed_rollout_before_it_publishes(
     prober.outcomes["shop"] = CheckOutcome.BAD
     world.advance(60)
     change(world, request, RolloutState.RUNNING)
-    assert rollout_of(world, request).progress is RolloutState.PAUSED
+    assert world.rollout(request.id).progress is RolloutState.PAUSED
     assert len(world.events()) == 1
 
 
@@ -226,10 +219,10 @@ def test_measurements_and_the_pause_survive_a_restart(world: World, prober: Fake
     prober.coming["shop"] = [CheckOutcome.BAD]
     world.advance(60)
     world.restart()
-    assert rollout_of(world, request).progress is RolloutState.RUNNING
+    assert world.rollout(request.id).progress is RolloutState.RUNNING
     prober.coming["shop"] = [CheckOutcome.BAD]
     world.advance(60)
-    assert rollout_of(world, request).reason == (
+    assert world.rollout(request.id).reason == (
         "check 'shop' is bad for the 2nd time in this wave: it answered 500, not 200"
     )
 
@@ -240,7 +233,7 @@ def test_own_figures_are_measured_from_what_the_service_knows(world: World) -> N
     (measurement,) = world.store.measurements(request.id)
     assert (measurement.outcome, measurement.value) == (CheckOutcome.BAD, 1)
     assert measurement.text == "1 is not == 0 (web-0)"
-    assert rollout_of(world, request).progress is RolloutState.PAUSED
+    assert world.rollout(request.id).progress is RolloutState.PAUSED
     assert world.events() == []
 
 
@@ -292,14 +285,14 @@ def play_with_a_kill(writes: int, *, applied: bool) -> bool:
 
     prober.outcomes["shop"] = CheckOutcome.BAD
     advance(120)
-    paused = rollout_of(world, request)
+    paused = world.rollout(request.id)
     assert (paused.progress, scheduled(world)) == (RolloutState.PAUSED, [])
     assert all(event.is_postponed for event in world.events())
     prober.outcomes["shop"] = CheckOutcome.GOOD
-    while rollout_of(world, request).progress is RolloutState.PAUSED:
+    while world.rollout(request.id).progress is RolloutState.PAUSED:
         survive(lambda: change(world, request, RolloutState.RUNNING))
     advance(7200)
-    final = rollout_of(world, request)
+    final = world.rollout(request.id)
     assert final.progress is RolloutState.COMPLETED
     done = [name for event in world.events() if event.ending is Ending.FINISHED for name in event.vms]
     assert done == ["web-0", "web-1"]
@@ -316,13 +309,13 @@ def test_the_last_wave_completes_only_after_its_checks_were_good(
     request = start(world, replace(ON_BOTH, hosts=("h0",), settle_s=settle_s))
     prober.outcomes["shop"] = outcome
     world.advance(3600)
-    waiting = rollout_of(world, request)
+    waiting = world.rollout(request.id)
     assert [event.ending for event in world.events()] == [Ending.FINISHED]
     assert waiting.progress is RolloutState.RUNNING
     assert "check 'shop' is" in waiting.unclear
     prober.outcomes["shop"] = CheckOutcome.GOOD
     world.advance(60)
-    final = rollout_of(world, request)
+    final = world.rollout(request.id)
     assert (final.progress, final.closed, final.unclear) == (RolloutState.COMPLETED, True, "")
 
 
@@ -333,10 +326,10 @@ def test_a_check_that_is_bad_after_the_last_event_pauses_until_a_person_resumes(
     prober.coming["shop"] = [CheckOutcome.GOOD] * 15 + [CheckOutcome.BAD]
     world.advance(86_400)
     assert [event.ending for event in world.events()] == [Ending.FINISHED]
-    assert rollout_of(world, request).reason == "check 'shop' is bad: it answered 500, not 200"
+    assert world.rollout(request.id).reason == "check 'shop' is bad: it answered 500, not 200"
     change(world, request, RolloutState.RUNNING)
     world.advance(60)
-    assert rollout_of(world, request).progress is RolloutState.COMPLETED
+    assert world.rollout(request.id).progress is RolloutState.COMPLETED
 
 
 def test_a_rollout_that_stops_while_its_checks_are_unclear_waits_for_them_no_longer(
@@ -345,9 +338,9 @@ def test_a_rollout_that_stops_while_its_checks_are_unclear_waits_for_them_no_lon
     request = start(world)
     prober.outcomes["shop"] = CheckOutcome.UNCLEAR
     world.advance(60)
-    assert rollout_of(world, request).unclear
+    assert world.rollout(request.id).unclear
     assert isinstance(world.hypervisor, SimulatedHypervisor)
     world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(vm="web-0", note="no power"),)))
     world.advance(1800)
-    stopped = rollout_of(world, request)
+    stopped = world.rollout(request.id)
     assert (stopped.progress, stopped.unclear) == (RolloutState.STOPPED, "")

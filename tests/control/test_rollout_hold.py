@@ -52,13 +52,6 @@ def started(world: World) -> list[Event]:
     return [event for event in world.events() if event.started_at is not None]
 
 
-def progress(world: World, request: MaintenanceRequest) -> RolloutState:
-    now = world.store.request(request.id)
-    assert now is not None
-    assert now.rollout is not None
-    return now.rollout.progress
-
-
 def test_no_event_of_a_rollout_starts_during_a_hold_and_explanations_name_it(world: World) -> None:
     start(world, ON_H0)
     hold(world)
@@ -81,7 +74,7 @@ def test_when_the_hold_is_lifted_what_is_due_starts_and_rollouts_go_on(world: Wo
     lift(world)
     assert {name for event in started(world) for name in event.vms} == {"web-0", "db"}
     world.advance(7200)
-    assert progress(world, request) is RolloutState.COMPLETED
+    assert world.rollout(request.id).progress is RolloutState.COMPLETED
     assert world.control.rollouts.hold is None
 
 
@@ -90,7 +83,7 @@ def test_a_rollout_publishes_nothing_during_a_hold(world: World) -> None:
     request = start(world)
     world.advance(7200)
     assert world.events() == []
-    assert progress(world, request) is RolloutState.RUNNING
+    assert world.rollout(request.id).progress is RolloutState.RUNNING
     lift(world)
     assert len(world.events(EventState.SCHEDULED)) == 2
 

@@ -55,13 +55,6 @@ def start(world: World, *windows: str, **options: Any) -> MaintenanceRequest:
     return request
 
 
-def state_of(world: World, request: MaintenanceRequest) -> Rollout:
-    now = world.store.request(request.id)
-    assert now is not None
-    assert now.rollout is not None
-    return now.rollout
-
-
 def starts(world: World) -> list[float]:
     return [event.started_at for event in world.events() if event.started_at is not None]
 
@@ -96,7 +89,7 @@ def test_update_domains_that_do_not_fit_into_a_window_wait_for_the_next(make_wor
     world.advance(4 * A_DAY)
     nights = [berlin(f"2026-01-0{day}T02:00") for day in (6, 7, 8)]
     assert starts(world) == nights
-    assert state_of(world, request).progress is RolloutState.COMPLETED
+    assert world.rollout(request.id).progress is RolloutState.COMPLETED
 
 
 def test_an_approval_starts_an_event_before_its_window(make_world: MakeWorld) -> None:
@@ -145,7 +138,7 @@ def test_a_rollout_stops_when_no_window_is_left_for_the_other_vms(make_world: Ma
     world = make_world()
     request = start(world, "2026-01-06T02:00 10m Europe/Berlin")
     world.advance(2 * A_DAY)
-    rollout = state_of(world, request)
+    rollout = world.rollout(request.id)
     assert (rollout.progress, rollout.closed) == (RolloutState.STOPPED, True)
     assert rollout.reason == "no maintenance window follows in which the other VMs could start"
     assert [event.ending for event in world.events()] == [Ending.FINISHED]
@@ -158,7 +151,7 @@ def test_a_rollout_stops_when_its_last_window_passes_during_a_hold(make_world: M
     world.advance(2 * A_DAY)
     world.do(world.control.rollouts.holds.lift_hold(who="ann"))
     world.settle()
-    rollout = state_of(world, request)
+    rollout = world.rollout(request.id)
     assert (rollout.progress, rollout.closed) == (RolloutState.STOPPED, True)
     assert [event.ending for event in world.events()] == [Ending.WITHDRAWN]
 
@@ -177,7 +170,7 @@ def test_a_rollout_stops_when_another_kept_its_events_back_beyond_the_last_windo
     request = world.do(world.control.rollout_requests.start(blocked, who="ann"))
     world.settle()
     world.advance(2 * A_DAY)
-    assert state_of(world, request).progress is RolloutState.STOPPED
+    assert world.rollout(request.id).progress is RolloutState.STOPPED
     assert not world.store.events(statuses=(EventState.SCHEDULED, EventState.STARTED))
 
 
@@ -253,9 +246,9 @@ def test_a_rollout_stops_at_the_end_of_its_last_window_although_nothing_else_hap
     world.do(world.control.close())
     world.clock.apply_setting(world.clock.setting_after_jump(berlin("2026-01-06T02:01") + 10))
     world.restart()
-    assert state_of(world, request).progress is RolloutState.RUNNING
+    assert world.rollout(request.id).progress is RolloutState.RUNNING
     world.advance(60)
-    rollout = state_of(world, request)
+    rollout = world.rollout(request.id)
     assert (rollout.progress, rollout.closed) == (RolloutState.STOPPED, True)
     assert [(event.ending, event.over_at) for event in world.events()] == [
         (Ending.WITHDRAWN, berlin("2026-01-06T02:02"))
@@ -270,6 +263,6 @@ def test_a_rollout_that_waits_for_a_budget_stops_when_no_notice_fits_before_the_
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h0",), calendar=calendar)
     request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
     world.advance(berlin("2026-01-06T03:44") - world.now)
-    assert state_of(world, request).progress is RolloutState.RUNNING
+    assert world.rollout(request.id).progress is RolloutState.RUNNING
     world.advance(60)
-    assert state_of(world, request).progress is RolloutState.STOPPED
+    assert world.rollout(request.id).progress is RolloutState.STOPPED

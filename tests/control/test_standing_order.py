@@ -295,12 +295,9 @@ def test_a_visit_under_the_rules_of_an_earlier_order_ends_and_begins_again(world
     assert [event.is_withdrawn for event in world.store.events(request_id=old)] == [True]
     new = visit_of(world, "h0").request_id
     assert new not in ("", old)
-    request = world.store.request(new)
-    assert request is not None
-    assert request.rollout is not None
-    order = world.control.standing_order.order
+    rollout, order = world.rollout(new), world.control.standing_order.order
     assert order is not None
-    assert (request.rollout.impact, request.rollout.calendar) == (order.impact, order.calendar)
+    assert (rollout.impact, rollout.calendar) == (order.impact, order.calendar)
     assert visit_of(world, "h0").problem == ""
     assert len(world.events(EventState.SCHEDULED)) == 1, "never more than one visit at once"
 

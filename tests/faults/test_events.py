@@ -292,10 +292,8 @@ def test_a_rollout_completes_even_if_faults_affect_its_events(world: World, kind
     for event in world.events(EventState.SCHEDULED):
         world.approve(event.vms[0], event.id)
     world.advance(4 * 3600)
-    ended = world.store.request(request.id)
-    assert ended is not None
-    assert ended.rollout is not None
-    assert (ended.rollout.progress, ended.rollout.closed) == (RolloutState.COMPLETED, True)
+    ended = world.rollout(request.id)
+    assert (ended.progress, ended.closed) == (RolloutState.COMPLETED, True)
     assert world.events(EventState.SCHEDULED, EventState.STARTED) == []
     assert active_ids(world) == []
 

@@ -77,11 +77,8 @@ def test_a_real_prometheus_answers_the_checks_of_a_rollout(prometheus: Prometheu
         return request.id
 
     def found(request_id: str) -> tuple[CheckOutcome, str, RolloutState]:
-        request = world.store.request(request_id)
-        assert request is not None
-        assert request.rollout is not None
         latest = world.store.measurements(request_id)[-1]
-        return latest.outcome, latest.text, request.rollout.progress
+        return latest.outcome, latest.text, world.rollout(request_id).progress
 
     bad = found(start("up", "< 1"))
     assert bad == (
@@ -104,7 +101,4 @@ def test_a_real_prometheus_answers_the_checks_of_a_rollout(prometheus: Prometheu
     prometheus.kill()
     world.advance(300)
     assert found(good) == (CheckOutcome.ERROR, "Prometheus: it refused the connection", RolloutState.RUNNING)
-    request = world.store.request(good)
-    assert request is not None
-    assert request.rollout is not None
-    assert "unclear after 3 errors" in request.rollout.unclear
+    assert "unclear after 3 errors" in world.rollout(good).unclear

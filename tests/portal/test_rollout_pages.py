@@ -299,7 +299,4 @@ def test_a_rollout_whose_wave_settles_is_not_stalled_and_ends_after_settling(por
     portal.world.advance(15 * 60 + 30 + 3600)
     text = portal.get("/portal/").text
     assert "stalled" not in text
-    stored = portal.world.store.request(rollout)
-    assert stored is not None
-    assert stored.rollout is not None
-    assert stored.rollout.wave_over_at == portal.world.now - 3600
+    assert portal.world.rollout(rollout).wave_over_at == portal.world.now - 3600

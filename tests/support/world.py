@@ -27,7 +27,7 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.history import HistoryEntry
 from forewarn.core.projection import document_for
-from forewarn.core.request import RequestedOperation
+from forewarn.core.request import RequestedOperation, Rollout
 from forewarn.core.scope import Scope
 from forewarn.http_client import HttpClient, LocalTargets
 from forewarn.hypervisor.interface import Hypervisor
@@ -160,6 +160,13 @@ class World:
 
     def events(self, *statuses: EventState) -> list[Event]:
         return self.store.events(statuses=statuses or tuple(EventState))
+
+    def rollout(self, request_id: str) -> Rollout:
+        """The rollout of this request, as it is stored now."""
+        request = self.store.request(request_id)
+        assert request is not None
+        assert request.rollout is not None
+        return request.rollout
 
     def document(self, vm: str, version: str = NEWEST_VERSION) -> bytes:
         """The document that this VM would receive now."""
