@@ -5,9 +5,8 @@ from itertools import islice
 
 import pytest
 
-from forewarn.client import Client, Unreachable
-from forewarn.errors import Rejected, Unavailable
-from forewarn.protocol.codec import Received
+from forewarn.client import Client
+from forewarn.errors import Rejected
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
@@ -62,47 +61,10 @@ def test_the_vms_own_name_is_requested_as_text() -> None:
     assert "format=text" in server.requests[0].target
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        ScriptedReply(status=410),
-        ScriptedReply(status=429),
-        ScriptedReply(status=500),
-        ScriptedReply(),
-        ScriptedReply(resets=True),
-        ScriptedReply(body=b"{"),
-    ],
-    ids=["410", "429", "500", "empty body", "reset", "half a body"],
-)
-def test_a_transient_fault_is_retried(bad: ScriptedReply) -> None:
-    """Spec §11."""
-    pauses: list[float] = []
-    with ScriptedServer(bad, bad, json_reply(EMPTY)) as server:
-        assert client_of(server, pauses).events() == Received(incarnation=1)
-    assert len(pauses) == 2
-
-
-def test_a_lasting_fault_is_raised_after_a_few_tries() -> None:
-    pauses: list[float] = []
-    with ScriptedServer(ScriptedReply(status=500)) as server, pytest.raises(Unavailable, match="cannot answer now"):
-        client_of(server, pauses).events()
-    assert len(server.requests) == 5
-    assert sum(pauses) < 30
-
-
 def test_a_rejection_is_raised_at_once() -> None:
     with ScriptedServer(json_reply({"error": "Bad request. no"}, status=400)) as server, pytest.raises(Rejected):
         client_of(server).events()
     assert len(server.requests) == 1
-
-
-def test_an_endpoint_that_refuses_connections_is_reported_at_once() -> None:
-    with ScriptedServer(ScriptedReply()) as server:
-        url = server.url
-    pauses: list[float] = []
-    with pytest.raises(Unreachable, match=f"^nothing answers at {url} "):
-        Client(url, sleep=pauses.append).events()
-    assert pauses == []
 
 
 def test_a_watch_yields_the_document_and_then_each_change() -> None:
@@ -147,13 +109,6 @@ def test_a_watch_ends_when_the_service_does_not_know_the_vm() -> None:
         pytest.raises(Rejected, match="does not know"),
     ):
         next(client_of(server).documents())
-
-
-def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    with ScriptedServer(json_reply(EMPTY)) as server:
-        assert client_of(server).events().incarnation == 1
 
 
 def test_the_environment_can_set_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.client import AsyncClient, Client, Event, lists
+from forewarn.client import AsyncClient, Client, Event, Unreachable, lists
 from forewarn.client.blocking_client import send_request
 from forewarn.client.effects import FlowRunner, IncompleteResponse, SendRequest
 from forewarn.client.endpoint import parse_endpoint
@@ -59,9 +59,11 @@ def test_mine_are_the_events_that_list_this_vm(driver: Driver) -> None:
 def test_both_clients_report_an_unreachable_endpoint_in_the_same_words(driver: Driver) -> None:
     with ScriptedServer(ScriptedReply()) as server:
         url = server.url
-    with pytest.raises(Unavailable) as caught:
-        driver(url).call("events")
+    one = driver(url)
+    with pytest.raises(Unreachable) as caught:
+        one.call("events")
     assert str(caught.value) == f"nothing answers at {url} ({os.strerror(errno.ECONNREFUSED)}): check the endpoint"
+    assert one.pauses == []
 
 
 def test_an_event_without_resources_lists_no_vm() -> None:
@@ -152,9 +154,12 @@ def test_a_throttled_client_waits_for_retry_after_within_a_limit(
 
 
 def test_a_lasting_fault_is_raised_after_a_few_tries(driver: Driver) -> None:
-    with ScriptedServer(ScriptedReply(status=500)) as server, pytest.raises(Unavailable, match="cannot answer now"):
-        driver(server.url).call("approve", "A")
+    with ScriptedServer(ScriptedReply(status=500)) as server:
+        one = driver(server.url)
+        with pytest.raises(Unavailable, match="cannot answer now"):
+            one.call("approve", "A")
     assert len(server.requests) == 5
+    assert sum(one.pauses) < 30
 
 
 def test_the_first_answer_may_take_two_minutes_and_later_ones_may_not() -> None:

@@ -95,7 +95,7 @@ def next_batch(
             # Later groups of this batch must keep to the domain that this one takes.
             busy.update({vm.scope_id: vm.update_domain for vm in vm_group})
             # A VM that arrived after the others joins their gate, as long as that is closed.
-            gate = closed_gates.get(host) or _gate_for(request, host, vm_group, new_id)
+            gate = closed_gates.get(host) or _gate_for(request, host, new_id)
             gates.extend([gate] if gate else [])
             batch_planned.extend(_planned_events(request, host, vm_group, gate, calendar, new_id))
     return RolloutBatch(planned=tuple(batch_planned), gates=tuple(gates), shortages=tuple(shortages.values()))
@@ -179,7 +179,7 @@ def needs_gate(rollout: Rollout) -> bool:
     return CAUSE_RULES[rollout.cause].whole_host and not rollout.scope_id
 
 
-def _gate_for(request: MaintenanceRequest, host: str, vm_group: list[Vm], new_id: Callable[[], str]) -> Gate | None:
+def _gate_for(request: MaintenanceRequest, host: str, new_id: Callable[[], str]) -> Gate | None:
     """Return a gate for work on a whole host, which waits for all scopes on it; None for other work."""
     if not needs_gate(_rollout_of(request)):
         return None

@@ -98,12 +98,12 @@ def _ruleset_differences(
 def _element_differences(name: str, wanted: frozenset[Element], found: frozenset[Element]) -> Iterable[str]:
     meaning = _SET_MEANINGS[name]
     for element in sorted(wanted - found):
-        yield f"the firewall lacks {meaning} of {_describe_element(name, element)}"
+        yield f"the firewall lacks {meaning} of {_describe_element(element)}"
     for element in sorted(found - wanted):
-        yield f"the firewall has {meaning} of {_describe_element(name, element)}, which is not in the plan"
+        yield f"the firewall has {meaning} of {_describe_element(element)}, which is not in the plan"
 
 
-def _describe_element(name: str, element: Element) -> str:
+def _describe_element(element: Element) -> str:
     device, *values = element
     shown = [f"{value:#x}" if isinstance(value, int) else str(value) for value in values]
     return f"{device} ({' '.join(shown)})" if shown else str(device)
