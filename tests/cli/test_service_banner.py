@@ -48,15 +48,17 @@ def test_the_banner_suggests_commands_that_fit_the_fleet(
     assert never not in shown.getvalue()
 
 
-def test_the_banner_names_the_hypervisor_and_what_it_acts_on() -> None:
+def test_only_the_status_says_what_the_vms_are() -> None:
     output = Output()
     shown = io.StringIO()
     output.stdout = Console(file=shown, width=200, markup=False, highlight=False)
     info = service_info(lab=False)
-    hypervisor = {"name": "simulated", "text": "no real VM is touched"}
+    hypervisor = {"name": "process", "text": "simulated processes"}
     rest = {"pid": 1, "data": "/data", "identity_on_loopback": False, "endpoints": []}
     print_service(output, {**info, **rest, "hypervisor": hypervisor})
-    assert "hypervisor  simulated: no real VM is touched" in shown.getvalue()
+    assert "simulated processes" not in shown.getvalue()
+    print_status(output, {**info, **rest, "hypervisor": hypervisor})
+    assert "VMs      simulated processes" in shown.getvalue()
 
 
 def test_the_banner_writes_an_ipv6_address_in_brackets() -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.service.web_app import build_web_app
 from tests.portal.conftest import Page, PortalUser
-from tests.portal.live_stream_client import session_for
 
 
 def test_the_root_redirects_to_the_portal(portal: PortalUser) -> None:
@@ -41,11 +38,3 @@ def test_a_page_does_not_claim_to_include_commits_made_while_it_was_rendered(por
     before, page = portal.world.do(both())
     assert f'data-seq="{before}"' in page.html
     assert f'data-seq="{before + 1}"' in portal.get("/portal/clients").html
-
-
-def test_every_page_names_the_hypervisor_if_it_is_known(portal: PortalUser) -> None:
-    assert "Hypervisor" not in portal.get("/portal/").text
-    dependencies = replace(portal.api.dependencies, hypervisor_text="simulated: no real VM is touched")
-    portal.app = build_web_app(dependencies, authenticate_session=session_for(portal.principal))
-    for path in ("/portal/", "/portal/fleet", "/portal/hosts/h1"):
-        assert "Hypervisor: simulated: no real VM is touched." in portal.get(path).text

@@ -23,7 +23,7 @@ def test_the_doctor_reports_acts_that_the_hypervisor_does_not_answer() -> None:
     settings = Settings(hypervisor=HypervisorKind.SIMULATED)
     assert [check.ok for check in hypervisor_checks(settings, {})] == [True]
     named, check = hypervisor_checks(settings, {"E:web-0": 15.0, "E:web-1": 180.0})
-    assert named.text.startswith("simulated: no real VM is touched")
+    assert named.text.startswith("simulated: no real VMs")
     assert not check.ok
     assert check.text == "the hypervisor has not answered 2 acts, the oldest for 3 min"
 

@@ -56,7 +56,7 @@ def test_a_service_for_real_vms_needs_a_hypervisor_and_is_told_all_of_them_and_w
     kinds = [kind for kind in HypervisorKind if kind is not HypervisorKind.NODES]  # `bus` chooses that one
     assert all(f"{kind} ({kind.description})" in message for kind in kinds)
     assert "nodes" not in message
-    assert "simulated (no real VM is touched" in message
+    assert "simulated (no real VMs" in message
     chosen = load_settings({"listen": ("10.0.0.1:80",), "hypervisor": "simulated"}, lab=False, environ=HOME)
     assert chosen.chosen_hypervisor is HypervisorKind.SIMULATED
 

@@ -35,7 +35,7 @@ def print_service(output: Output, info: JsonObject, link: str = "") -> None:
     if output.as_json:
         output.print_json(info)
         return
-    print_status(output, info)
+    _print_facts(output, info)
     if output.is_terminal:
         from forewarn.lab.vms.layout import LAB_MARKER  # needs the extra `server`, which other commands do without
 
@@ -69,6 +69,10 @@ def print_status(output: Output, info: JsonObject) -> None:
     if output.as_json:
         output.print_json(info)
         return
+    _print_facts(output, info, ("VMs", info["hypervisor"]["text"]) if "hypervisor" in info else None)
+
+
+def _print_facts(output: Output, info: JsonObject, vms: tuple[str, str] | None = None) -> None:
     what = "lab" if info["lab"] else "service"
     output.print_line(bold(f"forewarn {info['version']}"), f": the {what} is up.")
     counts = info.get("counts")
@@ -83,7 +87,7 @@ def print_status(output: Output, info: JsonObject) -> None:
     output.print_facts(
         [
             ("fleet", ", ".join(fleet)),
-            *([("hypervisor", _hypervisor_text(info["hypervisor"]))] if "hypervisor" in info else []),
+            *([vms] if vms else []),
             ("events", f"{counts['events']} pending" if counts["events"] else "none pending"),
             *([("clock", clock)] if (clock := _clock_text(info)) else []),
             *(("VMs use", text) for text in list(dict.fromkeys(map(_listener_text, info["listeners"])))[:4]),
@@ -130,10 +134,6 @@ def _clock_text(info: JsonObject) -> str:
     if not info["lab"] or not differences:
         return ""
     return f"{clock_time(now, now, dated=True)}, lab time: {', '.join(differences)}"
-
-
-def _hypervisor_text(hypervisor: JsonObject) -> str:
-    return f"{hypervisor['name']}: {hypervisor['text']}"
 
 
 def _listener_text(at: JsonObject) -> str:

@@ -93,7 +93,7 @@ class ScopeFacts:
     act_notes: Mapping[str, str] = field(default_factory=dict)  # act id → how it is going, as the hypervisor says
     awaited_hosts: Mapping[str, str] = field(default_factory=dict)  # act id → the unreachable host that it waits for
     unreachable_since: Mapping[str, float] = field(default_factory=dict)  # host → since when it does not answer
-    hypervisor: str = ""  # the one that performs acts, and what it acts on: `simulated: no real VM …`; "": not named
+    hypervisor: str = ""  # the one that performs acts, such as `process: simulated processes`; "": not named
     idle_s: float = Policy().idle_s  # without polls for this much lab time, the scope is disabled
 
 

@@ -196,7 +196,6 @@ def page_response(
         now=now,
         speed=speed,
         lab=is_lab,
-        hypervisor=context.dependencies.hypervisor_text,
         hold=context.control.rollouts.hold,
         seq=session.history_seq,
         may=may,

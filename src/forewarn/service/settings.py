@@ -59,17 +59,17 @@ class HypervisorKind(StrEnum):
 
     @property
     def description(self) -> str:
-        """What this hypervisor acts on, as a clause for people: `no real VM is touched, …`."""
+        """The VMs that this hypervisor acts on, for people: `simulated processes`."""
         return _HYPERVISOR_DESCRIPTIONS[self]
 
 
 _HYPERVISOR_DESCRIPTIONS = {
-    HypervisorKind.SIMULATED: "no real VM is touched, and a ledger records what would have happened",
-    HypervisorKind.PROCESS: "acts on programs in namespace VMs, and touches no other VM",
-    HypervisorKind.COMMAND: "your own commands act on your VMs",
-    HypervisorKind.QEMU: "acts on real VMs through QEMU's monitors",
-    HypervisorKind.LIBVIRT: "acts on real VMs through libvirt",
-    HypervisorKind.NODES: "the node of each host acts on the VMs of that host",
+    HypervisorKind.SIMULATED: "no real VMs, only a ledger of acts",
+    HypervisorKind.PROCESS: "simulated processes",
+    HypervisorKind.COMMAND: "real VMs, through your own commands",
+    HypervisorKind.QEMU: "real VMs, through QEMU's monitors",
+    HypervisorKind.LIBVIRT: "real VMs, through libvirt",
+    HypervisorKind.NODES: "the VMs of each host, through its node",
 }
 NODE_HYPERVISORS = tuple(kind for kind in HypervisorKind if kind not in ("process", "nodes"))  # of host nodes
 
