@@ -106,8 +106,9 @@ def test_a_stopped_vm_stays_down_until_it_is_started(lab: Lab, verb: str, left: 
     assert lab.perform("reboot")["note"] == "the VM was down and stays down"
     assert len(lab.boots()) == 1
 
-    assert lab.perform("start")["state"] == "running"
+    assert lab.perform("start", host="host-2")["state"] == "running"
     lab.wait_for_boots(2)
+    assert lab.boots()[1][2] == "host-2"
     assert lab.perform("start")["note"] == "the VM was already running"
     assert len(lab.boots()) == 2
 

@@ -172,7 +172,8 @@ class VmActExecutor:
             self._machine.wipe_ephemeral_disk()
         return ""
 
-    async def _start(self, _: VmActOrder) -> str:
+    async def _start(self, order: VmActOrder) -> str:
+        self._machine.host = order.host or self._machine.host  # a deallocated VM may start on another one
         if self._machine.state != DOWN:
             return "the VM was already running"
         await self._machine.start()

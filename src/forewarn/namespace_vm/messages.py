@@ -47,7 +47,7 @@ class VmActOrder:
     wipes_disk: bool = False  # the ephemeral disk is emptied
     removed_as: str = ""  # what the user reads once the VM is gone for good, such as "evicted"; "": it stays
     duration_s: float = 0.0  # of a pause, in seconds of real time; ignored for other effects
-    host: str = ""  # the VM's host after a pause or reboot; "": it stays
+    host: str = ""  # the VM's host after a pause, reboot or boot; "": it stays
     abrupt: bool = False  # the VM's host has failed: a reboot kills without SIGTERM
 
     @classmethod

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from forewarn.core.cause import VmEffect
 from forewarn.core.event import Act
 from forewarn.errors import Rejected
 
@@ -104,7 +105,7 @@ def order_message(act: Act, duration_s: float) -> dict[str, Any]:
         "wipes_disk": rules.wipes_disk,
         "removed_as": rules.removed_as,
         "duration_s": duration_s,
-        "host": act.to_host if rules.moves else "",
+        "host": act.to_host if rules.moves or rules.effect is VmEffect.BOOT else "",
         "abrupt": act.abrupt,
     }
     return {"order": order}
