@@ -120,7 +120,6 @@ def _demand() -> dict[str, float | str]:
         "pg_share": bad / _POSTGRES,
         "times_record": _VMS / _POSTGRES,
         "record_vms": _POSTGRES / bad * _VMS / 1e6,
-        "long_polls": _VMS / 300,
     }
 
 
