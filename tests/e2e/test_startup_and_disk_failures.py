@@ -185,17 +185,10 @@ def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
     [
         (["serve"], "give --listen ADDRESS:PORT, or start a lab with `forewarn up`"),
         (["serve", "--listen", "127.0.0.1:8000"], "setting 'hypervisor' is missing, so nothing would perform the acts"),
-        (
-            ["serve", "--hypervisor", "magic", "--listen", "127.0.0.1:8000"],
-            "setting 'hypervisor': invalid enum value 'magic': give one of simulated, process, command",
-        ),
-        (["serve", "--listen", "127.0.0.1"], "cannot listen on '127.0.0.1': write ADDRESS:PORT"),
-        (["serve", "--listen", "localhost:http"], "cannot listen on 'localhost:http': write ADDRESS:PORT"),
         (["serve", "--listen", "localhost:8000"], "cannot listen on 'localhost:8000': write ADDRESS:PORT in numbers"),
         (["up", "--port", "70000"], "70000 is not in the range 1<=x<=65535"),
         (["up", "--prot", "7000"], "--prot"),
         (["up", "--fleet", "/nowhere/fleet.toml"], "'/nowhere/fleet.toml' cannot be read: No such file or directory"),
-        (["up", "--config", "/nowhere/f.toml"], "'/nowhere/f.toml' cannot be read: No such file or directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -207,12 +200,8 @@ def test_an_invalid_option_is_refused(tmp_path: Path, arguments: list[str], expe
     ("text", "expected"),
     [
         ("start_grace = 5\n", "setting 'start_grace' does not exist; did you mean 'start_grace_s'?"),
-        ("start_grace_s = 'soon'\n", "setting 'start_grace_s': expected `float`, got `str`"),
-        ("start_grace_s = -1\n", "setting 'start_grace_s' is -1: give 0 or more"),
-        ("port = \n", "is not TOML"),
         ("listen = ['nowhere']\n", "cannot listen on 'nowhere': write ADDRESS:PORT"),
         ("[[simulate]]\nthen = 'explode'\n", "explode"),
-        ("[versions]\nwesteurope = ['2018-01-01']\n", "'2018-01-01' is not an api-version"),
     ],
     ids=lambda value: value.splitlines()[-1] if value.endswith("\n") else "",
 )
@@ -222,17 +211,9 @@ def test_an_invalid_settings_file_is_refused(tmp_path: Path, text: str, expected
     assert expected in message
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("FOREWARN_PORT", "http", "setting 'port': expected `int`, got `str`"),
-        ("FOREWARN_PORT", "0", "setting 'port' is 0: give a port from 1 to 65535"),
-        ("FOREWARN_ENABLEMENT", "never", "setting 'enablement'"),
-        ("FOREWARN_FIRST_ANSWER_DELAY_S", "121", "give 0 to 120 seconds"),
-    ],
-)
-def test_an_invalid_environment_variable_is_refused(tmp_path: Path, name: str, text: str, expected: str) -> None:
-    assert expected in start_error(tmp_path / "data", "up", **{name: text})
+def test_an_invalid_environment_variable_is_refused(tmp_path: Path) -> None:
+    message = start_error(tmp_path / "data", "up", FOREWARN_PORT="http")
+    assert "setting 'port': expected `int`, got `str`" in message
 
 
 def test_an_invalid_fleet_file_is_refused_line_by_line_and_nothing_is_stored(tmp_path: Path) -> None:
