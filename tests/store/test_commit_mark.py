@@ -141,7 +141,7 @@ INTACT: dict[str, Callable[[Path], object]] = {
     "a killed process": lambda store: None,
     "a loss of power": of_another_boot,
     "a loss of power during a commit": only_last_commit_in_flight,
-    "no mark, as an older release leaves it": lambda store: mark_path(store).unlink(),
+    "no mark": lambda store: mark_path(store).unlink(),
 }
 
 

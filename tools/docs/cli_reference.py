@@ -86,12 +86,9 @@ def _slug(title: str) -> str:
 
 def _links(title: str, names: dict[str, str]) -> str:
     return ", ".join(
-        f"[{path.removeprefix('forewarn ')}]({_slug(title)}.md#{_anchor(path)})" for path, _ in _commands(names)
+        f"[{path.removeprefix('forewarn ')}]({_slug(title)}.md#{path.replace(' ', '-')})"
+        for path, _ in _commands(names)
     )
-
-
-def _anchor(path: str) -> str:
-    return path.replace(" ", "-")
 
 
 def _commands(names: dict[str, str]) -> list[tuple[str, click.Command]]:

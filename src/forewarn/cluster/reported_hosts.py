@@ -38,7 +38,7 @@ _UNKNOWN_S = 30.0  # real time, until a node that could not compare a CPU is ask
 class ReportedHosts:
     """Memory, CPUs and VMs of hosts, as their nodes report them to the active control node."""
 
-    # A node that is silent, or of an earlier release, is waited for: that says nothing about its host.
+    # A node that is silent is waited for: that says nothing about its host.
 
     def __init__(self, bus: Bus, subjects: Subjects, nodes: Callable[[], Iterable[JoinedNode]]) -> None:
         self._bus, self._subjects, self._nodes = bus, subjects, nodes

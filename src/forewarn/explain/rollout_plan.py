@@ -66,7 +66,7 @@ class ForecastWave(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutForecast(msgspec.Struct, frozen=True, kw_only=True):
     """How a rollout goes on from now: the sizes and times of its waves, and its expected end."""
 
-    waves: tuple[ForecastWave, ...]  # in order; without those of which nothing is known
+    waves: tuple[ForecastWave, ...]  # in order
     ends_at: LabTime | None  # when the last wave has settled; None: a window or a budget never lets it end
     is_measured: bool  # it assumes the pace of its events so far; False: that nobody approves
 

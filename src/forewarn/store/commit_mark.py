@@ -30,8 +30,8 @@ What each end of a run leaves behind, and what the next start makes of it:
   And SQLite writes a transaction only after the one before is synced: a frame of this log (its salts say so) behind a
   commit that SQLite did not accept means that a confirmed commit is damaged. Both count as a loss. Not found: a log
   that ends early, or whose last commit is damaged, within the last half minute before a loss of power.
-- A mark that cannot be read: nobody knows, so it counts as a loss. No mark (an older release, or somebody deleted it)
-  says nothing, and the next one is made.
+- A mark that cannot be read: nobody knows, so it counts as a loss. No mark (somebody deleted it) says nothing, and the
+  next one is made.
 - A database that somebody replaced by hand with an older copy has a lower number: found. `forewarn restore` moves the
   mark aside with the old store, because it has begun a new epoch itself.
 
@@ -41,7 +41,7 @@ number jumps above the mark. Only then is the mark written. A crash in between d
 digest in each ETag guards VMs even where the loss is not found: what was lost is never answered with 304.
 
 A false alarm costs a new epoch, which only makes clients read their documents again. It can come from a program that
-opened a crashed store and removed its log, after a reboot, or from an older forewarn that did.
+opened a crashed store and removed its log, after a reboot.
 
 A control node's copy of a record has no mark: the record has all of it, and the copy may be deleted at any time.
 """
@@ -114,7 +114,7 @@ def find_lost_writes(store: Path) -> str | None:
 
 
 def read_number(db: sqlite3.Connection) -> int:
-    """Return the number of the last group of writes in a store; 0 if an older release wrote it."""
+    """Return the number of the last group of writes in a store; 0 before the first."""
     row = db.execute(_READ_NUMBER).fetchone()
     return int(row[0]) if row else 0
 
