@@ -7,8 +7,7 @@ from pathlib import Path
 _PAGE = """\
 # Decisions
 
-Each page says what was decided, why, and what it costs. A decision that no longer holds is replaced by a new one, which
-names it.
+What was decided, why, and what it costs. A decision that no longer holds is replaced by a new one, which names it.
 
 {rows}
 """
