@@ -159,8 +159,8 @@ class LoadedCluster:
         events = [row_codec.read_event(body) for (body,) in rows("SELECT body FROM events")]
         return RecordFacts(
             requests=column("SELECT id FROM requests"),
-            approved=column("SELECT event_id FROM history WHERE what = 'approved'"),
-            performed=column("SELECT event_id FROM history WHERE what = 'performed' ORDER BY seq"),
+            approved=column("SELECT event_id FROM history WHERE kind = 'approved'"),
+            performed=column("SELECT event_id FROM history WHERE kind = 'performed' ORDER BY seq"),
             effects=[act_id.partition(":")[0] for act_id in acts],
             early=[
                 event.id
