@@ -224,7 +224,7 @@ def test_a_service_without_a_console_accepts_no_resource() -> None:
     )
     status, error, reason = oauth_error(response)
     assert (status, error) == (400, "invalid_resource")
-    assert reason == f"Nobody here takes a token for '{'x' * 100}…': the service has no console for VMs"
+    assert reason == f"Nobody here takes a token for '{'x' * 100}…': the service has no API for VMs"
 
 
 def test_an_identity_of_another_vm_is_not_found() -> None:

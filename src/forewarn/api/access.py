@@ -258,9 +258,9 @@ def _grant_view(grant: Grant, name: str) -> GrantView:
 
 
 def _with_secret_view(context: RequestContext, credentials: ClientCredentials) -> ClientWithSecretView:
-    console = context.dependencies.service_info().get("api") or {}
-    is_administrator = credentials.client.id == console.get("client_id")
-    kept_in = str(console.get("admin_secret") or "") if is_administrator else ""
+    api = context.dependencies.service_info().get("api") or {}
+    is_administrator = credentials.client.id == api.get("client_id")
+    kept_in = str(api.get("admin_secret") or "") if is_administrator else ""
     return ClientWithSecretView(secret=credentials.secret, secret_file=kept_in, **_client_fields(credentials.client))
 
 

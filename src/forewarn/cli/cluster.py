@@ -27,8 +27,8 @@ def init(call: Invocation, directory: Path, hosts: tuple[str, ...]) -> None:
     """Make the secrets of a new cluster in DIR, a new directory.
 
     Copy DIR to every control node, readable by its user only, and name it with --secrets. It has the CA of the
-    consoles, the key of access tokens, the administrator's secret, and nats.conf with a user for the control nodes and
-    for the node of each host.
+    API's certificates, the key of access tokens, the administrator's secret, and nats.conf with a user for the control
+    nodes and for the node of each host.
 
     \b
     forewarn cluster init /etc/forewarn/secrets --host h1 --host h2

@@ -143,7 +143,7 @@ def identity_not_found() -> HttpResponse:
 
 def _wrong_resource_error(resource: str, accepted: Sequence[str]) -> HttpResponse:
     quoted = resource if len(resource) <= _MAX_QUOTED_LENGTH else f"{resource[:_MAX_QUOTED_LENGTH]}…"
-    advice = f"ask for one of {', '.join(accepted)}" if accepted else "the service has no console for VMs"
+    advice = f"ask for one of {', '.join(accepted)}" if accepted else "the service has no API for VMs"
     return _oauth_error(400, "invalid_resource", f"Nobody here takes a token for {quoted!r}: {advice}")
 
 

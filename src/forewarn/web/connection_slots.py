@@ -1,4 +1,4 @@
-"""Divides the console's connections among its callers, so that none of them can use up all of them.
+"""Divides the API's connections among its callers, so that none of them can use up all of them.
 
 Before sign-in a connection counts for the address that it comes from, after sign-in for its principal. Some slots are
 reserved for administrators and for callers on this machine. A connection that is not signed in and waits for its peer
