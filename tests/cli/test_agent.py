@@ -213,7 +213,7 @@ def test_the_status_comes_from_a_running_agent(command: Any, file: Path, tmp_pat
         assert command.json("agent", "status", "--at", address)["running"] is True
     assert "running" in text
     assert "ok, answered 1s ago" in text
-    assert "No event is under way." in text
+    assert "No event is in progress." in text
     assert [request.target for request in server.requests] == ["/state"] * 3
 
 
@@ -263,7 +263,7 @@ def test_an_empty_journal_is_called_empty_and_not_old(
             " agent once, which begins a new journal"
         )
     keep(tmp_path)
-    assert "No event is under way." in command.good("agent", "status", "--config", str(file))
+    assert "No event is in progress." in command.good("agent", "status", "--config", str(file))
 
 
 def test_agent_explain_reads_the_journal(command: Any, file: Path, tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_agent_explain_reads_the_journal(command: Any, file: Path, tmp_path: Pat
         "undo of drain done after 1.0s: ready",
     ]
     assert lines[-1] == "now  closed: nothing left to do"
-    (explanation,) = command.json("agent", "explain", ID, "--config", str(file))["stories"]
+    (explanation,) = command.json("agent", "explain", ID, "--config", str(file))["events"]
     assert explanation["lines"][0]["at"] == "1970-01-01T00:16:40.000Z"
 
 

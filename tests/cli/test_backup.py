@@ -67,7 +67,7 @@ def test_a_guest_of_the_lab_sees_a_restart_and_approves_it(command: Any) -> None
         asked = command.json("restart", vm["name"])["events"][0]
         received = command.json("guest", "events", "--endpoint", vm["url"])
         assert [event["id"] for event in received["events"]] == [asked["id"]]
-        assert (received["name"], received["events"][0]["hits_this_vm"]) == (vm["name"], True)
+        assert (received["name"], received["events"][0]["affects_this_vm"]) == (vm["name"], True)
         command.good("guest", "approve", asked["id"][:8], "--endpoint", vm["url"])
         assert wait_for(command.data, "started", asked["id"])["approved_by"] == vm["name"]
 

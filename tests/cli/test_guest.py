@@ -43,14 +43,14 @@ def test_guest_events_prints_one_json_document(command: Any) -> None:
         view = command.json("guest", "events", "--endpoint", server.url)
     assert (view["name"], view["incarnation"]) == ("web-0", 2)
     (event,) = view["events"]
-    assert event["hits_this_vm"] is True
+    assert event["affects_this_vm"] is True
     assert parse_time(event["not_before"]) - parse_time(view["now"]) == 900
 
 
 def test_events_are_shown_even_if_the_endpoint_does_not_name_the_vm(command: Any) -> None:
     with ScriptedServer(BUSY, json_reply({"error": "Not found"}, status=404)) as server:
         view = command.json("guest", "events", "--endpoint", server.url)
-    assert (view["name"], view["events"][0]["hits_this_vm"]) == (None, None)
+    assert (view["name"], view["events"][0]["affects_this_vm"]) == (None, None)
 
 
 def test_the_environment_may_name_the_endpoint(command: Any) -> None:

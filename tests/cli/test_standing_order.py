@@ -11,7 +11,7 @@ def test_a_standing_order_is_set_shown_and_removed(lab: Any) -> None:
     assert "Standing order: update every host within 30 d" in shown
     view = lab.json("rollout", "standing", "show")
     assert (view["is_set"], view["visited"], view["late"]) == (True, 0, 0)
-    assert view["hosts"][0]["state"] == "under way"
+    assert view["hosts"][0]["state"] == "in progress"
     assert view["hosts"][0]["rollout"] in {rollout["id"] for rollout in lab.json("rollout", "list")["rollouts"]}
     assert lab.good("rollout", "standing", "remove") == "The standing order is removed.\n"
     assert "there is no standing order" in lab.refused("rollout", "standing", "remove")

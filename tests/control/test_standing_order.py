@@ -134,7 +134,7 @@ def test_a_visit_that_publishes_nothing_for_a_day_is_given_up_and_repeated() -> 
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_visit_does_not_end_because_of_a_hold(world: World, restarts: bool) -> None:
-    """Also if the service starts again right after the hold was lifted."""
+    """Even if the service starts again right after the hold was lifted."""
     world.do(world.control.budgets.set_budget(make_budget("all", max_vms=1), who="ann"))
     give_order(world, at_once=2)
     waiting = visit_of(world, "h1").request_id

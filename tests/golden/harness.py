@@ -153,7 +153,7 @@ class Masks:
 
 
 def environment(extra: Mapping[str, str] = NOTHING) -> dict[str, str]:
-    """The variables of a child: none of forewarn's but these, and no console unless one is asked for."""
+    """The variables of a child: none of forewarn's but these, and no API over TLS unless one is asked for."""
     plain = {name: text for name, text in os.environ.items() if not name.startswith(("FOREWARN_", "SCHEDULEDEVENTS"))}
     return plain | {"FOREWARN_API": "", "NO_COLOR": "1", "COLUMNS": "120"} | dict(extra)
 
@@ -241,13 +241,13 @@ class Service:
         data: Path,
         *,
         fleet: str = "",
-        console: bool = False,
+        has_api: bool = False,
         extra: Mapping[str, str] = NOTHING,
         config: str = "",
     ) -> None:
         self.data, self.port = data, free_port()
-        self.console_port = free_port() if console else 0
-        self._extra = dict(extra) | ({"FOREWARN_API": f"127.0.0.1:{self.console_port}"} if console else {})
+        self.api_port = free_port() if has_api else 0
+        self._extra = dict(extra) | ({"FOREWARN_API": f"127.0.0.1:{self.api_port}"} if has_api else {})
         data.mkdir(parents=True, exist_ok=True)
         self._words = ["--data", str(data), "up", "--port", str(self.port)]
         for option, text in (("fleet", fleet), ("config", config)):
@@ -290,8 +290,8 @@ class Service:
         try:
             if self.api("GET", "/service").status != 200:
                 return False
-            if self.console_port:
-                socket.create_connection(("127.0.0.1", self.console_port), timeout=5).close()
+            if self.api_port:
+                socket.create_connection(("127.0.0.1", self.api_port), timeout=5).close()
         except (OSError, http.client.HTTPException):
             return False
         return True
@@ -348,13 +348,13 @@ class Service:
 
     def masks(self) -> Masks:
         shown = {str(self.data): "<data>", f":{self.port}": ":<port>"}
-        if self.console_port:
-            shown[f":{self.console_port}"] = ":<console port>"
+        if self.api_port:
+            shown[f":{self.api_port}"] = ":<console port>"
         return Masks(shown)
 
 
 class Console:
-    """The console of a service over TLS: sign-in, and calls with a bearer token."""
+    """The API of a service over TLS: sign-in, and calls with a bearer token."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -362,7 +362,7 @@ class Console:
         self._tls = ssl.create_default_context(cafile=self.shown["ca"])
 
     def connection(self) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection("localhost", self.service.console_port, context=self._tls, timeout=60)
+        return http.client.HTTPSConnection("localhost", self.service.api_port, context=self._tls, timeout=60)
 
     def call(self, method: str, target: str, body: Any = None, token: str = "", **headers: str) -> Answer:
         raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()

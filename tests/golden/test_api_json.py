@@ -281,7 +281,7 @@ def webhooks(api: Api) -> None:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("api") / "data", fleet=FLEET, console=True) as running:
+    with Service(tmp_path_factory.mktemp("api") / "data", fleet=FLEET, has_api=True) as running:
         running.stop_the_clock()
         yield running
 

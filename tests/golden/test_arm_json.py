@@ -367,7 +367,7 @@ def refusals(arm: Arm) -> None:
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     """Every route, called in a fixed order."""
-    with Service(tmp_path_factory.mktemp("arm") / "data", fleet=FLEET, console=True) as service:
+    with Service(tmp_path_factory.mktemp("arm") / "data", fleet=FLEET, has_api=True) as service:
         service.stop_the_clock()
         walk, console = Walk(service.masks()), Console(service)
         arm = Arm(console, walk)

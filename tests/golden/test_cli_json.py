@@ -220,7 +220,7 @@ AREAS = {
 def noted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Any]]]:
     """Every command, in a fixed order."""
     folder = tmp_path_factory.mktemp("commands")
-    with Service(folder / "data", fleet=FLEET, console=True) as service:
+    with Service(folder / "data", fleet=FLEET, has_api=True) as service:
         service.stop_the_clock()
         masks, noted = service.masks(), {}
         masks.replace(str(folder), "<folder>")

@@ -178,7 +178,7 @@ def unfinished(service: Service) -> Iterator[socket.socket]:
 @pytest.fixture(scope="module")
 def lenient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service with settings that change the wire, and with a console, for which it signs tokens of VMs."""
-    with Service(tmp_path_factory.mktemp("lenient") / "data", fleet=SMALL, console=True, config=CONFIG) as running:
+    with Service(tmp_path_factory.mktemp("lenient") / "data", fleet=SMALL, has_api=True, config=CONFIG) as running:
         running.stop_the_clock()
         yield running
 

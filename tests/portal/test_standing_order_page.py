@@ -27,7 +27,7 @@ def test_a_standing_order_is_given_in_the_portal_and_its_progress_shown(portal: 
     shown = submit_form(portal, "standing-order", fields)
     assert "The standing order is set." in shown.text
     hosts = len(portal.world.store.hosts())
-    assert f"0 of {hosts} hosts visited in time, 1 visit under way" in shown.text
+    assert f"0 of {hosts} hosts visited in time, 1 visit in progress" in shown.text
     portal.world.advance(5 * DAY)
     page = portal.get("/portal/standing-order")
     assert f"{hosts} of {hosts} hosts visited in time" in page.text

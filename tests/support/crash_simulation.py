@@ -130,7 +130,7 @@ class SimulatedStage:
 
     @property
     def accepted(self) -> set[str]:
-        """The ids of events whose approval was answered with success, also if that had no effect."""
+        """The ids of events whose approval was answered with success, even if that had no effect."""
         return {event for handler in self.handlers.values() for event in handler.approved}
 
     def _add(self, kind: str, vm: str, not_before: float | None) -> StageEvent:

@@ -27,7 +27,7 @@ def why_disks_are_unavailable() -> str:
 
 
 class SmallDisk:
-    """A file system of `mib` MiB at `path`, which is created. Leaving the block unmounts it, also if it is in use."""
+    """A file system of `mib` MiB at `path`, which is created. Leaving the block unmounts it, even if it is in use."""
 
     def __init__(self, path: Path, *, mib: int) -> None:
         self.path = path

@@ -114,8 +114,8 @@ _MEANINGS = {
     "bus_ca": "PEM file of the CA of the NATS servers",
     "bus_certificate": "PEM file of a client certificate for the NATS servers",
     "bus_key": "file of its key",
-    "host": "of a host node: the name of its host in the fleet",
-    "stale_minutes": "of a host node: after this time without the service, polls get 503",
+    "host": "for a host node: the name of its host in the fleet",
+    "stale_minutes": "for a host node: after this time without the service, polls get 503",
 }
 # Defaults that words describe better than values.
 _DEFAULTS = {

@@ -31,7 +31,7 @@ class AgentSnapshot:
 class StartStep:
     """Action: journal a step of an event (phase DO) or its undo (phase UNDO) as begun, then run it."""
 
-    key: str  # of the event's record
+    key: str  # the key of the event's record
     step: StepConfig  # the configured step
     phase: StepPhase  # DO: the step itself; UNDO: its undo
     tries: int = 1  # which try this is; more than 1 only for an undo
@@ -42,7 +42,7 @@ class StartStep:
 class ResumeStep:
     """Action: continue a step (or its undo) that is journalled as begun although no task runs it."""
 
-    key: str  # of the event's record
+    key: str  # the key of the event's record
     step: StepConfig
     phase: StepPhase  # DO: the step itself; UNDO: its undo
     check_first: bool  # True: ask its reaction's `check`, and decide by that; False: run the step again at once
@@ -52,7 +52,7 @@ class ResumeStep:
 class RecordStepEnd:
     """Action: only journal the end of a step (or undo) that was interrupted, or that is not run at all."""
 
-    key: str  # of the event's record
+    key: str  # the key of the event's record
     step_run: StepRun  # the run to journal, with state, text and time of its end
 
 
@@ -60,7 +60,7 @@ class RecordStepEnd:
 class StopStep:
     """Action: cancel a running task that still prepares for an event, because the event is gone."""
 
-    key: str  # of the event's record
+    key: str  # the key of the event's record
     step: str  # the second part of the task's TaskKey: a step's name, APPROVAL_CHECK_TASK or APPROVAL_TASK
 
 
@@ -68,7 +68,7 @@ class StopStep:
 class RunApprovalCheck:
     """Action: journal the try, then run the approval check of the event's rule (command or webhook) once."""
 
-    key: str  # of the event's record
+    key: str  # the key of the event's record
     check: ApprovalCheckConfig  # the command or URL, and its times
 
 
@@ -76,21 +76,21 @@ class RunApprovalCheck:
 class SendApproval:
     """Action: journal the approval of the event as asked, then send it to the endpoint."""
 
-    key: str  # of the event's record
+    key: str  # the key of the event's record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseEvent:
     """Action: journal the record of an event as closed: the event is gone, and no undo is left to try."""
 
-    key: str  # of the event's record
+    key: str  # the key of the event's record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitUntil:
     """Says that nothing is to be done for an event before `until`, and what the event waits for."""
 
-    key: str  # of the event's record
+    key: str  # the key of the event's record
     until: float | None = None  # server time in POSIX seconds; None: until an event, a task or the board changes
     reason: str = ""  # what the event waits for, for people
 

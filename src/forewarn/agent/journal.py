@@ -396,7 +396,7 @@ class AgentJournal:
             remedy = "free disk space" if is_full else _repair_remedy(self._config_file)
             raise Unavailable(f"the journal {str(self._path)!r} cannot be written ({error}): {remedy}") from error
         finally:
-            if self._db.in_transaction:  # also when COMMIT failed
+            if self._db.in_transaction:  # even when COMMIT failed
                 self._db.rollback()
 
     def _unusable_error(self, error: Exception) -> Rejected:

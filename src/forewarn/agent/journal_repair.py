@@ -272,7 +272,7 @@ def _lost_step_runs(record: EventRecord, keys: list[RowKey], unreadable: list[st
             ended_at=record.seen_at,
             boot_id=record.boot_id,
             text=LOST_STEP_TEXT,
-            tries=0 if phase == StepPhase.UNDO else 1,  # the agent tries the undo also if `undo_tries` is 1
+            tries=0 if phase == StepPhase.UNDO else 1,  # the agent tries the undo even if `undo_tries` is 1
         )
 
 

@@ -98,7 +98,7 @@ class StepContext:
 
     event: Event  # as its latest change, Scheduled or Started, had it
     vm: str  # name of the agent's own VM
-    key: str = ""  # of the event's journal record: its id in upper case, with #2 if it was gone and came again
+    key: str = ""  # the key of the event's journal record: its id in upper case, with #2 if it was gone and came again
     step: StepConfig
     phase: StepPhase  # whether `do` or `undo` runs
     folder: Path  # the step's own, durable, the same for `do` and `undo`, and for events that share the step
@@ -119,7 +119,7 @@ class Reaction(Protocol):
     """What a step does for an event, and how to undo it; each file in `reactions` implements one.
 
     The agent makes a new object for each call. It cancels a call when the step's budget ends or the agent stops, and a
-    `do` also when the event is gone; it waits 2 s for the call to end, then goes on without it. `undo` must work even
+    `do` even when the event is gone; it waits 2 s for the call to end, then goes on without it. `undo` must work even
     after that. An exception counts as a failure.
     """
 

@@ -65,7 +65,7 @@ class AgentContext:
     """What `AgentDaemon` shares with its `ActionRunner`; the daemon changes it in place."""
 
     vm: str  # this VM's name, as configured or as the endpoint gave it; "" until then
-    boot_id: str  # of the current boot
+    boot_id: str  # the id of the current boot
     clock: Clock  # the server's time
     step_folders: Path  # the folder that contains EVENT/STEP
     steps: Mapping[str, StepConfig]  # by name

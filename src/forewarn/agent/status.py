@@ -36,7 +36,7 @@ class ReadinessHold:
 
     step: str  # its name
     event: str  # key of the record of the event for which it was run or reused
-    kind: str  # of the event, such as Reboot
+    kind: str  # the kind of the event, such as Reboot
     since: float  # server time at which the step began or was reused, in POSIX seconds
 
 
@@ -95,7 +95,7 @@ class AgentReport:
 
     endpoint: str  # the configured URL, or as discovered to ask for this VM's name; "": neither
     vm: str  # this VM's name; "": not known yet
-    boot_id: str  # of the current boot
+    boot_id: str  # the id of the current boot
     now: float  # the server's time, in POSIX seconds
     silent_s: float | None  # real seconds since the endpoint's last answer; None: no answer yet
     problems: tuple[str, ...]  # sentences: of endpoint, journal and readiness board, then `open_problems`

@@ -34,7 +34,7 @@ class ErrorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     code: str  # such as NotFound or Refused
     message: str  # for people, with what to do instead
-    problems: tuple[FleetFileProblem, ...] = ()  # of a fleet file; left out of the JSON if there are none
+    problems: tuple[FleetFileProblem, ...] = ()  # the problems of a fleet file; left out of the JSON if there are none
 
 
 class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -171,7 +171,7 @@ def _selected_ids(
 async def _change_each(
     context: RequestContext, call: HandlerCall, ids: Iterable[str], change: Callable[[str], Awaitable[Event]]
 ) -> ChangedEventsView:
-    """Changes each event, also if one before it was refused, and shows them after due work was done."""
+    """Changes each event, even if one before it was refused, and shows them after due work was done."""
     await context.dependencies.flush_observations()
     changed: list[str] = []
     refused: list[RefusedEventView] = []

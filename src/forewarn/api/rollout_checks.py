@@ -77,13 +77,13 @@ class MeasurementView(BaseView, frozen=True, kw_only=True):
 class RolloutChecksView(BaseView, frozen=True, kw_only=True):
     """The health checks of a rollout, their newest measurements, and what they led to."""
 
-    id: str  # of the rollout
+    id: str  # the id of the rollout
     progress: str  # running, paused, stopped, aborted or completed
     reason: str  # why the rollout has paused itself, or ended; "": neither
     unclear: str  # why its checks keep the rollout from publishing; "": they do not
     hold_if_unclear: bool  # its events start without an approval only while all checks are clear
     checks: tuple[CheckView, ...]  # in the order of the rollout
-    measurements: tuple[MeasurementView, ...]  # of all checks, oldest first, at most the newest 500
+    measurements: tuple[MeasurementView, ...]  # the measurements of all checks, oldest first, at most the newest 500
 
 
 class TriedCheckView(BaseView, frozen=True, kw_only=True):

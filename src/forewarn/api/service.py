@@ -115,7 +115,7 @@ async def create_backup(context: RequestContext, call: HandlerCall, body: Backup
     except OSError as error:
         raise Rejected(f"the backup {str(path)!r} cannot be written: {error.strerror}; give another path") from error
     await context.store.back_up(path)
-    with suppress(Unavailable):  # the backup is complete, also if the store rejects writes: then it is needed most
+    with suppress(Unavailable):  # the backup is complete, even if the store rejects writes: then it is needed most
         await context.record_history(EntryKind.UPKEEP, f"store copied to {str(path)!r}")
     return BackupView(path=str(path), bytes=path.stat().st_size)
 

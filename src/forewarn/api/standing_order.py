@@ -20,6 +20,6 @@ async def set_standing_order(context: RequestContext, call: HandlerCall, body: N
 
 
 async def remove_standing_order(context: RequestContext, call: HandlerCall) -> StandingOrderView:
-    """Remove the standing order; visits that are under way go on."""
+    """Remove the standing order; visits that are in progress go on."""
     await context.control.standing_order.remove_order(who=context.caller_name)
     return read_standing_order(context)

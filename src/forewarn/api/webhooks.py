@@ -53,7 +53,7 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
     created_at: Timestamp
     last_delivery_ago_s: float | None  # since the last successful delivery; None if there was none
     failures: int  # failed deliveries in a row, since the last success
-    error: str  # of the last failure; "" after a success
+    error: str  # the error of the last failure; "" after a success
     next_attempt_in_s: float | None  # None: the last delivery succeeded, or there was none
     pending: int  # messages that wait for delivery, among the next 1,000 history entries
     pending_at_least: bool  # more messages may be pending
@@ -74,7 +74,7 @@ class WebhooksView(BaseView, frozen=True, kw_only=True):
 class WebhookTestView(BaseView, frozen=True, kw_only=True):
     """How the receiver of a webhook responded to a test message."""
 
-    id: str  # of the webhook
+    id: str  # the id of the webhook
     ok: bool  # the receiver accepted the message
     status: int | None  # the HTTP status; None if there was no response
     text: str  # the result in words

@@ -97,7 +97,7 @@ class TokenSubject(msgspec.Struct, frozen=True, kw_only=True):
     secret_fingerprint: str = ""  # of the client's present secret; a token with another one is invalid; "" for a VM
     vm_key: str = ""  # the VM's key in the fleet; this and the next two are "" for a client
     vm_id: str = ""  # the VM's GUID
-    resource_id: str = ""  # of the VM in Azure Resource Manager
+    resource_id: str = ""  # the resource id of the VM in Azure Resource Manager
 
 
 class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):

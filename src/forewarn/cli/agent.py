@@ -145,7 +145,7 @@ def explain(call: Invocation, event: str, file: Path) -> None:
     """
     explanations = _event_explanations(_read_agent_config(file), event)
     if call.output.as_json:
-        call.output.print_json({"stories": explanations})
+        call.output.print_json({"events": explanations})
     else:
         for explanation in explanations:
             _print_explanation(call, explanation)
@@ -213,10 +213,10 @@ def _agent_state(config: AgentConfig | None, at: str | None) -> JsonObject:
     address = at or (config.listen if config else "")
     state = _state_from_agent(address) if address else None
     if state is not None:
-        return {"running": True, "unheard": False, **state}
+        return {"running": True, "from_journal": False, **state}
     if config is None:
         raise Unavailable(f"no agent answers at {address}: start it with `forewarn agent run`, or give its --config")
-    return {"running": is_journal_locked(config.journal_path), "unheard": True, **_state_from_journal(config)}
+    return {"running": is_journal_locked(config.journal_path), "from_journal": True, **_state_from_journal(config)}
 
 
 def _state_from_agent(address: str) -> JsonObject | None:
@@ -367,7 +367,7 @@ def _print_dry_runs(call: Invocation, vm: str, dry_runs: Sequence[DryRun]) -> No
 def _print_agent_state(call: Invocation, state: JsonObject) -> None:
     call.output.print_facts(_state_facts(state))
     if not state["events"]:
-        call.output.print_line("No event is under way.")
+        call.output.print_line("No event is in progress.")
         return
     call.output.print_line()
     call.output.print_table(_EVENT_HEADERS, [_agent_event_row(call, event, state) for event in state["events"]])
@@ -390,7 +390,7 @@ def _state_facts(state: JsonObject) -> Iterator[tuple[str, Cell]]:
 def _running_text(state: JsonObject) -> Cell:
     if not state["running"]:
         return join_text(state_text("stopped"), ", according to its journal")
-    if state["unheard"]:
+    if state["from_journal"]:
         return join_text(state_text("running"), ", but its HTTP pages do not answer; according to its journal")
     return state_text("running")
 

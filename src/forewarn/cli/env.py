@@ -75,21 +75,21 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
     powershell  forewarn env --shell powershell | Out-String | Invoke-Expression
     """
     info = call.api.get("service", query={"vm": vm})
-    console = info.get("api")
-    if not console:
+    api = info.get("api")
+    if not api:
         raise Refused(
             f"the service {call.api.location} does not serve HTTPS: give it an address with the setting 'api'"
         )
     shell = SHELLS[shell_name]
     identity = _identity_variables(info, vm)
     variables = {
-        **_ca_variables(console),
-        **_azure_variables(call.data, console),
-        **_sign_in_variables(console),
+        **_ca_variables(api),
+        **_azure_variables(call.data, api),
+        **_sign_in_variables(api),
         **identity,
     }
-    variables |= _credential_variables(console) if with_secret else {}
-    remarks = [*_remarks(console, shell), *(() if identity else _missing_identity_remarks(info))]
+    variables |= _credential_variables(api) if with_secret else {}
+    remarks = [*_remarks(api, shell), *(() if identity else _missing_identity_remarks(info))]
     if call.output.as_json:
         call.output.print_json({"variables": variables, "remarks": remarks})
         return
@@ -101,35 +101,35 @@ def _shell_lines(shell: _ShellSyntax, variables: EnvironmentVariables, remarks: 
     yield from map(shell_comment, remarks)
 
 
-def _ca_variables(console: JsonObject) -> EnvironmentVariables:
+def _ca_variables(api: JsonObject) -> EnvironmentVariables:
     """Trust the service's CA besides the system's; empty if the user provides the certificate."""
-    if not console["ca"]:
+    if not api["ca"]:
         return {}
     with require_server_extra("env"):
         from forewarn.auth.certificates import write_ca_bundle
 
-    ca = Path(console["ca"])
+    ca = Path(api["ca"])
     bundle = str(write_ca_bundle(ca.parent))
     return {"REQUESTS_CA_BUNDLE": bundle, "SSL_CERT_FILE": bundle, "NODE_EXTRA_CA_CERTS": str(ca)}
 
 
-def _azure_variables(data: Path, console: JsonObject) -> EnvironmentVariables:
+def _azure_variables(data: Path, api: JsonObject) -> EnvironmentVariables:
     """Give az its own configuration without other clouds, so that no mistake reaches the real one."""
     return {
         "AZURE_CONFIG_DIR": str(data / "azure"),
-        "ARM_CLOUD_METADATA_URL": f"{console['url']}/metadata/endpoints-list",
+        "ARM_CLOUD_METADATA_URL": f"{api['url']}/metadata/endpoints-list",
         "AZURE_CORE_COLLECT_TELEMETRY": "0",
     }
 
 
-def _sign_in_variables(console: JsonObject) -> EnvironmentVariables:
+def _sign_in_variables(api: JsonObject) -> EnvironmentVariables:
     """The ids that `az login` needs, and the file of the secret, which stays in that file."""
-    if console.get("issuer"):
+    if api.get("issuer"):
         return {}
     return {
-        "FOREWARN_TENANT_ID": console["tenant_id"],
-        "FOREWARN_CLIENT_ID": console["client_id"],
-        "FOREWARN_SECRET_FILE": console["admin_secret"],
+        "FOREWARN_TENANT_ID": api["tenant_id"],
+        "FOREWARN_CLIENT_ID": api["client_id"],
+        "FOREWARN_SECRET_FILE": api["admin_secret"],
     }
 
 
@@ -156,24 +156,24 @@ def _missing_identity_remarks(info: JsonObject) -> list[str]:
     return ["AZURE_POD_IDENTITY_AUTHORITY_HOST is not set: no VM has an address on this machine"]
 
 
-def _credential_variables(console: JsonObject) -> EnvironmentVariables:
-    if console.get("issuer"):
+def _credential_variables(api: JsonObject) -> EnvironmentVariables:
+    if api.get("issuer"):
         raise Refused(
-            f"the service accepts tokens of {console['issuer']} and has no secret: leave --with-secret out, and "
+            f"the service accepts tokens of {api['issuer']} and has no secret: leave --with-secret out, and "
             "sign in with a client of that issuer"
         )
     return {
-        "AZURE_AUTHORITY_HOST": console["url"],
+        "AZURE_AUTHORITY_HOST": api["url"],
         "AZURE_TENANT_ID": "adfs",  # with this name clients skip the discovery of the authority
-        "AZURE_CLIENT_ID": console["client_id"],
-        "AZURE_CLIENT_SECRET": read_secret_file(Path(console["admin_secret"])),
+        "AZURE_CLIENT_ID": api["client_id"],
+        "AZURE_CLIENT_SECRET": read_secret_file(Path(api["admin_secret"])),
     }
 
 
-def _remarks(console: JsonObject, shell: _ShellSyntax) -> list[str]:
-    trust = [] if console["ca"] else ["The service uses your own certificate: your system must trust its CA."]
-    if console.get("issuer"):
-        return [*trust, f"Sign in with a client of {console['issuer']}."]
-    secret = shell.quote(f"@{console['admin_secret']}")
-    tenant, client_id = console["tenant_id"], shell.quote(console["client_id"])
+def _remarks(api: JsonObject, shell: _ShellSyntax) -> list[str]:
+    trust = [] if api["ca"] else ["The service uses your own certificate: your system must trust its CA."]
+    if api.get("issuer"):
+        return [*trust, f"Sign in with a client of {api['issuer']}."]
+    secret = shell.quote(f"@{api['admin_secret']}")
+    tenant, client_id = api["tenant_id"], shell.quote(api["client_id"])
     return [*trust, f"az login --service-principal -u {client_id} -p {secret} --tenant {tenant}"]

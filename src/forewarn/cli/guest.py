@@ -168,7 +168,7 @@ def _event_document(event: ReceivedEvent, name: str | None) -> dict[str, Any]:
         "status": event.status,
         "kind": event.kind,
         "vms": list(event.resources),
-        "hits_this_vm": None if name is None else lists(event, name),
+        "affects_this_vm": None if name is None else lists(event, name),
         "not_before": time_text(event.not_before),
         "description": event.description,
         "source": event.source,

@@ -73,7 +73,7 @@ def show_order(call: Invocation) -> None:
 @standing_order.command("remove")
 @service_command
 def remove_order(call: Invocation) -> None:
-    """Remove the standing order; visits that are under way go on."""
+    """Remove the standing order; visits that are in progress go on."""
     view = call.api.delete("rollouts", "standing-order")
     if call.output.as_json:
         call.output.print_json(view)

@@ -61,7 +61,7 @@ class ObservedDocument:
     unusable: tuple[str, ...] = ()  # one text for each unusable element: its event's id, "" if not readable
     epoch: str = ""  # from the ETag; "" if the server gives none
     date: float | None = None  # the service's time when it was received, POSIX seconds; None: unknown
-    boot_id: str = ""  # of this VM's boot now; "" if unknown
+    boot_id: str = ""  # the id of this VM's boot now; "" if unknown
     vm_name: str | None = None  # this VM's, if known; needed only if `is_vm_name_needed`
     older_for_s: float = 0.0  # for how many seconds received documents have been older than the known one
     shows_all_kinds: bool = True  # False: the api-version hides some kinds

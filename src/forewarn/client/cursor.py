@@ -29,7 +29,7 @@ class WatchCursor:
 
     known: KnownDocument = field(default_factory=KnownDocument)  # the last document, with which the next is compared
     unhandled: tuple[Change, ...] = ()  # recorded and not yet marked as handled, in order of delivery
-    boot_id: str = ""  # of the boot that wrote it; "" if unknown
+    boot_id: str = ""  # the id of the boot that wrote it; "" if unknown
 
 
 class BadCursor(ValueError):

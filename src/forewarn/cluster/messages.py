@@ -43,22 +43,22 @@ class _BusMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class StreamSource(msgspec.Struct, frozen=True, array_like=True):
     """The process that numbers the streams to host nodes: its term, and its session within the term."""
 
-    term: int  # of the lease; greater for each later holder
-    session: str  # of the process, a random text
+    term: int  # the term of the lease; greater for each later holder
+    session: str  # the id of the process, a random text
 
 
 class StreamPosition(msgspec.Struct, frozen=True, array_like=True):
     """How far a host node has followed the stream of its host: every update up to this number."""
 
     source: StreamSource  # the process that numbers the stream; numbers of different sources cannot be compared
-    number: int  # of the last update; 0: none yet
+    number: int  # the number of the last update; 0: none yet
 
 
 class RecordPosition(msgspec.Struct, frozen=True, array_like=True):
     """A commit to the record (PostgreSQL) of control nodes; what VMs were shown is in it, or in earlier ones."""
 
-    id: str = ""  # of the record; another one after its epochs were renewed; "": there is no record
-    number: int = 0  # of the commit
+    id: str = ""  # the id of the record; another one after its epochs were renewed; "": there is no record
+    number: int = 0  # the number of the commit
     hash: str = ""  # over all commits up to this one; "": not known
 
 
@@ -69,11 +69,11 @@ class Heartbeat(_BusMessage, frozen=True):
     """
 
     source: StreamSource  # its term, and the session of its process
-    name: str = ""  # of the control node, for people
+    name: str = ""  # the name of the control node, for people
     now: float = 0.0  # its time, in POSIX seconds
-    record_number: int = 0  # of the last commit to the record (PostgreSQL); 0: the store has none
-    record_id: str = ""  # of the record; another one after its epochs were renewed; "": none
-    record_hash: str = ""  # of that commit, over all commits up to it
+    record_number: int = 0  # the number of the last commit to the record (PostgreSQL); 0: the store has none
+    record_id: str = ""  # the id of the record; another one after its epochs were renewed; "": none
+    record_hash: str = ""  # the hash of that commit, over all commits up to it
 
     @property
     def record(self) -> RecordPosition:
@@ -89,7 +89,7 @@ class HostScope(_BusMessage, frozen=True):
     """
 
     update: ScopeUpdate  # with the VMs of this host, and those on their way to it
-    version: int  # of the scope in the store
+    version: int  # the version of the scope in the store
     addresses: dict[str, str] = {}  # VM key → its source address; only VMs with one
 
     @property
@@ -112,9 +112,9 @@ class HostUpdate(_BusMessage, frozen=True):
 class NodeInfo(msgspec.Struct, frozen=True, array_like=True):
     """Which process a host node is, for the active control node and for people."""
 
-    id: str  # of its state file, which one process uses at a time
+    id: str  # the id of its state file, which one process uses at a time
     boot: int  # how often the node with this id was started, this time included
-    version: str  # of forewarn
+    version: str  # the version of forewarn
     protocol: int = PROTOCOL  # version of the bus messages
     machine: str = ""  # its host name, for people
     pid: int = 0  # its process id
@@ -127,8 +127,8 @@ class JoinRequest(_BusMessage, frozen=True):
     node: NodeInfo  # which node asks
     host: str  # the name in the fleet of the host that it serves
     record_number: int = 0  # the highest commit to the record (PostgreSQL) that this node knows of; 0: none
-    record_id: str = ""  # of the record with that commit; "": none
-    record_hash: str = ""  # of that commit
+    record_id: str = ""  # the id of the record with that commit; "": none
+    record_hash: str = ""  # the hash of that commit
 
 
 class JoinAccepted(_BusMessage, frozen=True):
@@ -136,7 +136,7 @@ class JoinAccepted(_BusMessage, frozen=True):
 
     position: StreamPosition  # in the host's stream; the state has everything up to there
     begin: BeginServing  # the settings for answering VMs
-    join_id: str  # of this state, to ask for its other parts
+    join_id: str  # the id of this state, to ask for its other parts
     parts: int  # how many there are, 1 or more; the others are asked for with `StatePartRequest`
     facts: tuple[HostFact, ...]  # of the first part
     record: RecordPosition = RecordPosition()  # which has the facts of all parts, and what the node has shown before
@@ -149,7 +149,7 @@ class StatePartRequest(_BusMessage, frozen=True):
     """
 
     join_id: str  # as in `JoinAccepted`
-    index: int  # of the part; the first one, 0, came with `JoinAccepted`
+    index: int  # the index of the part; the first one, 0, came with `JoinAccepted`
 
 
 class StatePart(_BusMessage, frozen=True):
@@ -211,7 +211,7 @@ class SeenReport(_BusMessage, frozen=True):
     """
 
     node_id: str  # `NodeInfo.id`
-    number: int  # of this report, counted from 1 by each process; the same if it is repeated
+    number: int  # the number of this report, counted from 1 by each process; the same if it is repeated
     report: ObservationReport  # polls, deliveries and fault hits since the report before, and counts of requests
     position: StreamPosition | None = None  # in the host's stream: what the node shows; None: it has no complete state
     vms: int = 0  # how many VMs it knows on its host, or on their way to it
@@ -225,7 +225,7 @@ class SeenReport(_BusMessage, frozen=True):
 class SeenReply(_BusMessage, frozen=True):
     """The reply to `SeenReport`: how far the host's stream is; the node notices what it has missed."""
 
-    position: StreamPosition  # of the last update that was sent to this host
+    position: StreamPosition  # the position of the last update that was sent to this host
 
 
 class ActOrder(_BusMessage, frozen=True):
@@ -234,8 +234,8 @@ class ActOrder(_BusMessage, frozen=True):
     A request, answered with `OrderReport` or `OrderRefused` after about 1.5 s at most; it may be repeated.
     """
 
-    term: int  # of the sender's lease; orders of an older term than the node knows are refused
-    store_tag: str  # of the cluster's store, which the terms belong to
+    term: int  # the term of the sender's lease; orders of an older term than the node knows are refused
+    store_tag: str  # the tag of the cluster's store, which the terms belong to
     act: Act  # the whole act, also for a step of it
     now: LabTime
     step: MoveStep | None = None  # of a move between two hosts; None: perform the whole act

@@ -55,7 +55,7 @@ class ClusterView:
 
     term: Callable[[], int]  # the number of the lease
     is_held: Callable[[], bool]  # whether the lease is certainly held: else nothing is ordered
-    store_tag: Callable[[], str]  # of the store, which the terms belong to
+    store_tag: Callable[[], str]  # the tag of the store, which the terms belong to
     hosts: Callable[[], Iterable[str]]  # the hosts that have not failed
     bind_act: Callable[[Act, str], Awaitable[str]]  # return the stored host of an act, else store this one
     is_confirmed_down: Callable[[str], bool]  # whether an operator has confirmed that this host is down

@@ -44,8 +44,8 @@ class SendJoin:
 class AskPart:
     """What a `StreamFollower` asks for: send a `StatePartRequest`, and pass its reply to `on_part`."""
 
-    join_id: str  # of the state, as in `JoinAccepted`
-    index: int  # of the part; 0 came with `JoinAccepted`
+    join_id: str  # the id of the state, as in `JoinAccepted`
+    index: int  # the index of the part; 0 came with `JoinAccepted`
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ class ActExecutor:
 
     @property
     def has_due_acts(self) -> bool:
-        """Whether an act is due now and waits for `start_due_acts`, also if no more may start now."""
+        """Whether an act is due now and waits for `start_due_acts`, even if no more may start now."""
         return bool(self._due) and self._due[0][0] <= self._clock.now()
 
     def add_acts(self, event: Event) -> None:

@@ -22,7 +22,7 @@ class ObservedVm(NamedTuple):
     """The facts about a VM that are compared with its hosts, and where it is stored."""
 
     key: str  # `subscription id/resource group/name` in lower case
-    scope_id: str  # of its scope
+    scope_id: str  # the id of its scope
     name: str  # by which hosts list it
     host: str  # "": none
     power: PowerState  # as the fleet has it

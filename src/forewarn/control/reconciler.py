@@ -249,7 +249,7 @@ class Reconciler:
         unrecorded = group_by_scope(known, lambda item: self._event_of(item[0]).scope_id)
         try:
             await run_concurrently(self._record_scope_outcomes(scope_id, unrecorded) for scope_id in list(unrecorded))
-        finally:  # also if the pass is cancelled before a scope had its turn
+        finally:  # even if the pass is cancelled before a scope had its turn
             self._executor.return_outcomes([item for items in unrecorded.values() for item in items])
         return bool(known)
 

@@ -149,7 +149,7 @@ class RolloutService:
                 # It may have kept events of rollouts with windows from starting until their last window was over.
                 self._unblock((event.request_id, *self._with_windows))
             if not event.is_live or any(act.to_host and act.outcome is not None for act in event.acts):
-                self._unblock(self._shared_work.others_on_host(event))  # also when a VM has left their host
+                self._unblock(self._shared_work.others_on_host(event))  # even when a VM has left their host
         for entry in commit.entries:
             # A planned event that was refused is gone without an event: its VM remains.
             if entry.kind is EntryKind.SKIPPED:

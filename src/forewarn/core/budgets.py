@@ -46,7 +46,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     per_tag: str = ""  # the name of the tag whose values make the groups; only with TAG
     location: str = ""  # counts only VMs in this location, ignoring case; "": all VMs
     tag: str = ""  # counts only VMs with the tag of this name, ignoring case; "": all VMs
-    tag_value: str = ""  # and with exactly this value of it, also if that is empty
+    tag_value: str = ""  # and with exactly this value of it, even if that is empty
 
     @property
     def key(self) -> str:

@@ -66,7 +66,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     """
 
     id: str  # GUID, upper case
-    scope_id: str  # of the scope that all its VMs are in
+    scope_id: str  # the id of the scope that all its VMs are in
     request_id: str  # of the request; for an event that a fault made, the id of the fault
     cause: Cause
     requested_by: str  # the name of who requested it
@@ -74,7 +74,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     published_at: float  # when it was published; if it is not listed, performed
     not_before: float  # when it may start without an approval
     seq: int = 0  # order of publication within the scope; `Scope.with_event` sets it
-    update_domain: int = 0  # of its first VM, and in general of all, from 0
+    update_domain: int = 0  # the update domain of its first VM, and in general of all, from 0
     host: str = ""  # the name of the host that the work is about; "": none
     gate_id: str = ""  # of the gate that it waits for; "": none
     listed: bool = True  # False: performed at once, and no document shows it
@@ -146,6 +146,6 @@ class Gate(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     id: str  # GUID, upper case
     request_id: str  # of the rollout
     host: str  # its name
-    version: int = 0  # of the stored row, for optimistic commits
+    version: int = 0  # the version of the stored row, for optimistic commits
     released_at: float | None = None  # None: not released
     wakes_at: float | None = 0.0  # when to check it next; 0.0: at once; None: only when a commit wakes it

@@ -86,7 +86,7 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     zone: str = ""  # "": in no zone
     health: HostHealth = HostHealth.HEALTHY
     confirmed_down: bool = False  # an operator states that it is certainly down, so its VMs may be started elsewhere
-    version: int = 0  # of the stored row, for optimistic commits; 0: not stored yet
+    version: int = 0  # the version of the stored row, for optimistic commits; 0: not stored yet
     arrivals: int = 0  # how many commits have brought VMs here, or begun to move them here
     unreachable_since: LabTime | None = None  # since when the hypervisor gets no answer; None: it may answer
 

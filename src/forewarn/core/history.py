@@ -25,7 +25,7 @@ class EntryKind(StrEnum):
     PERFORMED = "performed"  # an act on one VM succeeded
     FAILED = "failed"  # an act on one VM failed
     RETRIED = "retried"  # an act will be, because an attempt failed or the hypervisor was unavailable
-    FINISHED = "finished"  # an event is over, also if some of its acts failed
+    FINISHED = "finished"  # an event is over, even if some of its acts failed
     WITHDRAWN = "withdrawn"  # an event ended without a start
     NOT_NEEDED = "not needed"  # likewise, because its VMs have all left its host (spec §6.4), or it has no impact
     ENABLED = "enabled"  # scheduled events of a scope
@@ -73,9 +73,9 @@ class EventDelivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The first poll in which a VM was given an event in a state (scheduled or started)."""
 
     event_id: str  # GUID, upper case
-    scope_id: str  # of the VM when it polled
+    scope_id: str  # the id of the VM when it polled
     vm: str  # its key
     status: str  # a value of EventState
     version: str  # the api-version of the poll
-    incarnation: int  # of the document
+    incarnation: int  # the incarnation of the document
     at: LabTime

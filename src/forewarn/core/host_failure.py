@@ -48,7 +48,7 @@ def has_act_on_failed_host(scope: Scope, event: Event, context: DecisionContext)
 def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = frozenset()) -> bool:
     """Return whether the failure of this host must move the VM: it is there, or is being redeployed to it.
 
-    False if an act that began after the failure already takes the VM away. True also if the VM is on one of
+    False if an act that began after the failure already takes the VM away. True even if the VM is on one of
     `failed_hosts` (names) and not being redeployed: its redeployment to this host has ended as failed.
     """
     acts = [act for event in scope.live_events(EventState.STARTED) for act in event.unfinished_acts if act.vm == vm.key]

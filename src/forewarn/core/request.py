@@ -179,7 +179,7 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     resource: str = ""  # the id of the Azure resource whose updates it applies, as its caller spelled it; "": none
     call_digest: str = ""  # of the call that created it, whose key gave it its id; "": the call had no key
     called_at: float = 0  # real time of that call, in seconds since 1970; only with a digest
-    version: int = 0  # of the stored row, for optimistic commits
+    version: int = 0  # the version of the stored row, for optimistic commits
 
     @property
     def is_open(self) -> bool:
@@ -218,12 +218,12 @@ class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
 
     event_id: str  # the id that the event will have: GUID, upper case
     request_id: str  # of the request, or the id of the fault that makes it
-    scope_id: str  # of the scope that all its VMs are in
+    scope_id: str  # the id of the scope that all its VMs are in
     cause: Cause
     requested_by: str  # the name of who asked
     vms: tuple[str, ...]  # names; at least one
     notice_s: float  # seconds of lab time from its publication to its NotBefore, which a window may make later
-    update_domain: int = 0  # of its VMs when it was planned
+    update_domain: int = 0  # the update domain of its VMs when it was planned
     host: str = ""  # the name of the host that the work is about; "": none
     gate_id: str = ""  # of the gate that it will wait for; "": none
     crosses_update_domains: bool = False  # its VMs are in several update domains; only the fault for that makes one

@@ -37,9 +37,9 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """
 
     id: str  # such as `set:SUBSCRIPTION/GROUP/NAME`, in lower case; `scope_id_for` makes it
-    version: int = 0  # of the stored row, for optimistic commits; not the incarnation
+    version: int = 0  # the version of the stored row, for optimistic commits; not the incarnation
     epoch: int = 0  # grows each time it is enabled or reset; 0: it never was
-    incarnation: int = 0  # of its document, within the epoch
+    incarnation: int = 0  # the incarnation of its document, within the epoch
     enabled_at: float | None = None  # None: scheduled events are disabled
     last_request_at: float | None = None  # of its VMs' latest poll or approval, or when it was enabled; None: neither
     next_seq: int = 1  # of the next event

@@ -52,7 +52,7 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
     impact: RolloutImpact  # what a visit does to the VMs of the host
     set_by: str  # the name of who gave it
     set_at: float  # when it was given
-    notice_s: float = 0  # of its events, in seconds; 0: the minimum
+    notice_s: float = 0  # the notice of its events, in seconds; 0: the minimum
     calendar: MaintenanceCalendar | None = None  # when its events may start without an approval; None: at any time
     at_once: int = 1  # how many hosts may be visited at the same time, 1 to 1,000
     visits: dict[str, HostVisit] = {}  # by host name; a host that is missing was never visited

@@ -69,7 +69,7 @@ class VmReports(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class VmFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The facts about a VM that a comparison with its hosts may change: host, power and last report."""
 
-    name: str  # of the VM
+    name: str  # the name of the VM
     host: str  # the name of its host; "": on none
     power: PowerState
     seen: LastSeen | None  # None: not compared so far

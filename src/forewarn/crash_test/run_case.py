@@ -1,6 +1,6 @@
 """Runs one case in a process of its own: reads a task from stdin, writes observations to stdout.
 
-Start it with `python -m forewarn.crash_test.run_case`. It ends everything that it started, also when it gets SIGTERM
+Start it with `python -m forewarn.crash_test.run_case`. It ends everything that it started, even when it gets SIGTERM
 or when its parent ends. It judges nothing: errors of this machine become a `problem`, never a verdict.
 """
 

@@ -22,7 +22,7 @@ class Stage(Protocol):
 
     Times are seconds of the service's clock; a VM that is not given is `vm`. Waiting methods return whether the thing
     happened within `within_s`, and never raise because it did not: the demands judge that. Methods that disturb the
-    handler raise Refused if none runs on that VM, and those that end it also if it runs elsewhere. A case whose VM is
+    handler raise Refused if none runs on that VM, and those that end it even if it runs elsewhere. A case whose VM is
     down when its script disturbs the handler is not judged.
     """
 
@@ -71,7 +71,7 @@ class Stage(Protocol):
     async def until_started(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
         """Wait until the platform has started this event; True at once if it has.
 
-        Returns False after `within_s` seconds of the service's clock, also if the event was withdrawn.
+        Returns False after `within_s` seconds of the service's clock, even if the event was withdrawn.
         """
 
     async def until_over(self, event: StageEvent, *, within_s: float = 60.0) -> bool:

@@ -80,7 +80,7 @@ class Polled(_Observation, frozen=True, kw_only=True, tag="poll"):
     status: int | None  # of the answer; None: there was none, or the connection was reset
     version: str = ""  # the api-version that it asked for
     has_header: bool = True  # whether it had `Metadata: true`
-    incarnation: int | None = None  # of the document; None: it got none
+    incarnation: int | None = None  # the incarnation of the document; None: it got none
     events: tuple[DeliveredEvent, ...] = ()  # of the document, as it showed them; at most 20 that are not the service's
     answered_at: float | None = None  # when the last byte was sent; None: never
     substitute: str = ""  # which substitute answer it got; "": the service's own

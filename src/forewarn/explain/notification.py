@@ -29,7 +29,7 @@ _DATA_API_VERSION = "2024-07-01"
 _STATUS_BY_ENTRY_KIND = {
     EntryKind.PUBLISHED: EventGridStatus.SCHEDULED,
     EntryKind.STARTED: EventGridStatus.STARTED,
-    EntryKind.FINISHED: EventGridStatus.COMPLETED,  # also if acts failed: the maintenance is over
+    EntryKind.FINISHED: EventGridStatus.COMPLETED,  # even if acts failed: the maintenance is over
     EntryKind.WITHDRAWN: EventGridStatus.CANCELED,
     EntryKind.NOT_NEEDED: EventGridStatus.CANCELED,
 }

@@ -31,7 +31,7 @@ class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
     verb: str  # a value of Verb: what is done to each VM
     vms: tuple[str, ...]  # names of its VMs
     host: str  # the host that the work is about; "": none
-    update_domain: int  # of its VMs, from 0
+    update_domain: int  # the update domain of its VMs, from 0
     listed: bool  # False: performed at once, and no document shows it
     note: str  # why it has no notice, or less or more than usual; may be ""
     published_at: Timestamp  # when it would be published

@@ -28,7 +28,7 @@ class DomainNic:
 class Domain:
     """What the XML of a running libvirt domain says about its network interfaces."""
 
-    name: str  # of the domain, which is that of the VM
+    name: str  # the name of the domain, which is that of the VM
     interfaces: tuple[DomainNic, ...]  # those that can be used, in the order of the XML
     skipped: tuple[str, ...]  # a clause for each interface that cannot be used, with the reason
 

@@ -27,11 +27,11 @@ _ASSIGNED_BY_LIBVIRT = re.compile(r"vnet\d+")
 class Link:
     """A network device of the host, as `ip link` shows it."""
 
-    name: str  # of the device
+    name: str  # the name of the device
     index: int  # changes if the device is created again
     is_up: bool  # it was set up, with or without a cable
     mac: str  # its own, not that of a VM behind it; "": it has none
-    kind: str  # of the device, such as tun, veth or bridge; "": a physical one
+    kind: str  # the kind of the device, such as tun, veth or bridge; "": a physical one
     master: str  # the device, mostly a bridge, that it is a port of; "": none
 
 
@@ -53,7 +53,7 @@ class FormerValue:
     """The value that a sysctl had before our first change, to be restored when the plan is removed."""
 
     value: int  # as it was read
-    index: int  # of its device at that time: another index now means a new device; 0: no device
+    index: int  # the index of its device at that time: another index now means a new device; 0: no device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

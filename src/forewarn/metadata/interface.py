@@ -45,7 +45,7 @@ class ResetConnection:
 class PublishedScope:
     """Everything that the VMs of one scope may see, as of one commit."""
 
-    scope_id: str  # of the scope in the store
+    scope_id: str  # the id of the scope in the store
     enabled: bool  # False: the first request calls `MetadataBackend.enable`
     epoch: int  # another one each time the scope is enabled or reset; part of the ETag
     document: Document  # the events that its VMs see; if `is_narrow`, each of them only those that affect it
@@ -63,9 +63,9 @@ class GuestView:
     """Everything that one VM may see, as its `PublishedScope` has it; `PublishedDocuments.view` makes it."""
 
     vm: str  # key
-    scope_id: str  # of the VM's scope
+    scope_id: str  # the id of the VM's scope
     enabled: bool  # False: the first request calls `MetadataBackend.enable`
-    epoch: int  # of the scope; part of the ETag
+    epoch: int  # the epoch of the scope; part of the ETag
     document: Document  # the events that it sees
     facts: InstanceFacts  # of this VM, for the instance endpoint
     poll_override: HttpResponse | ResetConnection | None = None  # the response to polls; None: the document

@@ -100,7 +100,7 @@ class MetricsServer:
         except Exception:
             log.exception("metrics could not be served")
         finally:
-            writer.transport.abort()  # also if the caller does not read
+            writer.transport.abort()  # even if the caller does not read
 
     async def _response_to(self, reader: asyncio.StreamReader) -> bytes:
         head = await reader.readuntil(b"\r\n\r\n")

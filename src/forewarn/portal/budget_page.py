@@ -26,7 +26,7 @@ class BudgetRow(BaseView, frozen=True, kw_only=True):
 class BudgetPart(BaseView, frozen=True, kw_only=True):
     """One budget on the page of budgets, with its groups and the values of its form. Names are JSON keys."""
 
-    name: str  # of the budget
+    name: str  # the name of the budget
     limit: str  # such as `2 VMs` or `10 %`
     over: str  # the VMs that it counts, such as `all VMs`, or `each location`
     values: dict[str, str]  # texts that the form that changes it is filled in with, by field name; no empty ones

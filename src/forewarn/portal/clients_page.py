@@ -153,8 +153,8 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     has received or is about to receive.
     """
 
-    name: str  # of the VM
-    key: str  # of the VM
+    name: str  # the name of the VM
+    key: str  # the key of the VM
     resource_group: str  # of the VM
     scope: str  # its id
     polling: str  # whether it polls, a PollingState: now, stopped, never or off (the VM does not run)

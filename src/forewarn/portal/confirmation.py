@@ -78,7 +78,7 @@ _MAX_LISTED_KINDS = 3  # in the summary of a batch
 class SubmittedValue(msgspec.Struct, frozen=True, kw_only=True):
     """One value that the user entered in a form; the confirmation submits it again as a hidden field."""
 
-    name: str  # of the field; it may occur several times
+    name: str  # the name of the field; it may occur several times
     value: str  # as entered
 
 
@@ -98,7 +98,7 @@ class PreviewedBatch(msgspec.Struct, frozen=True, kw_only=True):
 class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     """The page that previews a form and asks the user to confirm it."""
 
-    name: str  # of the form
+    name: str  # the name of the form
     title: str  # that of the form
     button: str  # its label
     is_destructive: bool  # the button is red

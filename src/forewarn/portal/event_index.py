@@ -35,8 +35,8 @@ class FailedAct:
     """An act on a VM that failed, and after which no other act on that VM has succeeded."""
 
     vm: str  # the key of the VM
-    name: str  # of the VM
-    scope_id: str  # of the VM's scope
+    name: str  # the name of the VM
+    scope_id: str  # the id of the VM's scope
     event_id: str  # of the event that it belongs to
     verb: Verb  # what was to be done
     at: LabTime  # when it failed

@@ -148,8 +148,8 @@ _VMS_PER_PAGE = 15
 class EventVmView(BaseView, frozen=True, kw_only=True):
     """One VM of an event: when it received the event, and what was done to it. Field names are JSON keys."""
 
-    name: str  # of the VM; its key if the name is not known any more
-    key: str  # of the VM
+    name: str  # the name of the VM; its key if the name is not known any more
+    key: str  # the key of the VM
     is_affected: bool  # the event affects it; else it only received the event, as a member of the scope
     is_known: bool  # the user may see its page
     delivered_at: Timestamp | None  # first delivery as Scheduled; None: there was none

@@ -65,7 +65,7 @@ class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
 class FormPage(msgspec.Struct, frozen=True, kw_only=True):
     """The page of a form to fill in, empty or with the values that were rejected."""
 
-    name: str  # of the form, as in its URL
+    name: str  # the name of the form, as in its URL
     title: str  # its heading
     description: str  # what the form does, above the fields
     button: str  # the label with which the user confirms the form later

@@ -107,7 +107,7 @@ class HeatMapRun(BaseView, frozen=True, kw_only=True):
     state: str  # a VmState; running only if all VMs of the cells are
     share: str  # how many of a cell's VMs are in the state: most (half or more), some (a tenth or more) or few
     vm: str = ""  # the key, if it is a single VM that has a link of its own
-    name: str = ""  # of that VM
+    name: str = ""  # the name of that VM
 
 
 class HeatMapArea(BaseView, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class HeatMapArea(BaseView, frozen=True, kw_only=True):
     `HeatMap.vms_per_cell` VMs.
     """
 
-    id: str  # of the area on the page
+    id: str  # the id of the area on the page
     title: str  # such as `web` or `workers/pg-0`
     href: str  # a path of the portal: the page of the scope, or the fleet page
     size: int  # VMs

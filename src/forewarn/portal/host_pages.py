@@ -43,7 +43,7 @@ class HostsPageQuery(StrictBody, frozen=True, kw_only=True):
 class HostCard(BaseView, frozen=True, kw_only=True):
     """A host in the list of hosts, with its first visible VMs. Field names are JSON keys."""
 
-    name: str  # of the host
+    name: str  # the name of the host
     location: str  # its name
     zone: str  # "": none
     health: str  # healthy, degraded or failed
@@ -76,8 +76,8 @@ class HostsPage(BaseView, frozen=True, kw_only=True):
 class HostVmView(BaseView, frozen=True, kw_only=True):
     """A VM on the page of a host: it is on the host, or moves there. Names are JSON keys and CSV columns."""
 
-    key: str  # of the VM
-    name: str  # of the VM
+    key: str  # the key of the VM
+    name: str  # the name of the VM
     state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
     scope: str  # its id
     scope_name: str  # such as `web` or `workers/pg-0`
@@ -89,7 +89,7 @@ class HostVmView(BaseView, frozen=True, kw_only=True):
 class HostPage(BaseView, frozen=True, kw_only=True):
     """The page of one host. Field names are JSON keys."""
 
-    name: str  # of the host
+    name: str  # the name of the host
     location: str  # its name
     zone: str  # "": none
     health: str  # healthy, degraded or failed

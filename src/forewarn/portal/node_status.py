@@ -36,7 +36,7 @@ class ControlNodeRow(BaseView, frozen=True, kw_only=True):
     name: str  # unique in the cluster
     role: str  # active, suspended, standby, starting or stopping; `silent` if it was not seen for 10 s
     url: str  # where the other nodes reach it
-    version: str  # of forewarn
+    version: str  # the version of forewarn
     term: int | None  # the number of its lease, if it is the active node; None: it is not, as far as known
     seen: str  # `now`, or how long ago it described itself, such as `20 s ago`
     behind: int  # how many groups of writes its copy of the data lacks; 0: none
@@ -50,7 +50,7 @@ class HostNodeRow(BaseView, frozen=True, kw_only=True):
     host: str  # the name of the host
     state: str  # a HostNodeState: answering, silent, stopped or absent
     since: Timestamp | None  # when it was last heard if it is silent or stopped, in real time; else None
-    version: str  # of forewarn; "": not known
+    version: str  # the version of forewarn; "": not known
     hypervisor: str  # its name; "": not known
     vms: int  # that it served when it reported last; 0 if it is absent
     term: int | None  # the lease term of the host stream that it follows; None: it has reported none

@@ -47,7 +47,7 @@ class NodesPage(BaseView, frozen=True, kw_only=True):
     is_cluster: bool  # False: the service runs alone on this machine
     has_bus: bool  # host nodes answer VMs and act; False: the service itself does
     active: str  # the active control node, as last read from the lease; "": none, or the service has no others
-    term: int  # of its lease; 0: none is active, or the service has no others
+    term: int  # the term of its lease; 0: none is active, or the service has no others
     problems: tuple[str, ...]  # sentences about the whole cluster; each node has its own `advice`
     control: tuple[ControlNodeRow, ...]  # sorted by name
     counts: dict[str, int]  # of all host nodes, by HostNodeState, 0 included

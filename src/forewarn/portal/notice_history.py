@@ -24,7 +24,7 @@ _TOLERANCE_S = 1.0  # NotBefore is a whole second
 class NoticeSample(NamedTuple):
     """The notice of one event that started. A tuple, because thousands are kept."""
 
-    scope_id: str  # of the event's scope
+    scope_id: str  # the id of the event's scope
     started_at: LabTime
     promised_s: float | None  # seconds from publication to NotBefore, rounded down; None: without notice
     given_s: float  # seconds from publication to the start

@@ -85,7 +85,7 @@ class CurrentEvent(BaseView, frozen=True, kw_only=True):
 class CurrentRollout(BaseView, frozen=True, kw_only=True):
     """An open rollout on the overview, with its progress and estimated end."""
 
-    id: str  # of its request
+    id: str  # the id of its request
     impact: str  # update, migrate or reboot
     target: str  # what it covers, in words
     progress: str  # a RolloutState; of an open rollout mostly running or paused

@@ -100,7 +100,7 @@ class RolloutsPage(BaseView, frozen=True, kw_only=True):
 class UpdateDomainProgress(BaseView, frozen=True, kw_only=True):
     """The progress of a rollout in one update domain of a scope. Field names are JSON keys."""
 
-    number: int  # of the update domain
+    number: int  # the number of the update domain
     vms: int  # that the rollout affects
     done: int  # VMs whose event is over, however it ended, unless a health check withdrew it
     state: str  # now: it has live events; next: comes next; waiting: comes later, or never if the rollout ended; done
@@ -109,7 +109,7 @@ class UpdateDomainProgress(BaseView, frozen=True, kw_only=True):
 class ScopeProgress(BaseView, frozen=True, kw_only=True):
     """The progress of a rollout in one scope, by update domain. Field names are JSON keys."""
 
-    id: str  # of the scope
+    id: str  # the id of the scope
     title: str  # such as `web` or `workers/pg-0`
     domains: tuple[UpdateDomainProgress, ...]  # sorted by number
 
@@ -136,7 +136,7 @@ class WaitingDomain(BaseView, frozen=True, kw_only=True):
 
     # The update domains of this number of all scopes are taken together.
 
-    number: int  # of the update domain
+    number: int  # the number of the update domain
     vms: int  # how many VMs wait
 
 

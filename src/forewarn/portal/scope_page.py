@@ -36,7 +36,7 @@ class ScopeMemberView(BaseView, frozen=True, kw_only=True):
     """
 
     key: str  # `subscription id/resource group/name` in lower case
-    name: str  # of the VM
+    name: str  # the name of the VM
     state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
     update_domain: int  # from 0
     fault_domain: int  # from 0
@@ -51,7 +51,7 @@ class RemovedVmView(BaseView, frozen=True, kw_only=True):
     """A VM that was removed from a scope. Field names are JSON keys."""
 
     key: str  # `subscription id/resource group/name` in lower case
-    name: str  # of the VM
+    name: str  # the name of the VM
     removed_at: Timestamp
 
 
@@ -68,7 +68,7 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     enabled: bool  # whether scheduled events are enabled for it
     enabled_at: Timestamp | None  # None: it is not enabled
     epoch: int  # how often it was enabled or reset
-    incarnation: int  # of its document, within the epoch
+    incarnation: int  # the incarnation of its document, within the epoch
     forms: tuple[FormLink, ...]  # that the user may submit for it
     block: VmBlockView  # all VMs that the user may see as a grid, and how the scope polls
     vms: tuple[ScopeMemberView, ...]  # that the user may see, 15 per page; in an export all

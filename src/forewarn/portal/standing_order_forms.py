@@ -31,7 +31,7 @@ def _set_preview(context: RequestContext, call: HandlerCall) -> list[str]:
     if context.control.standing_order.order is not None:
         sentences.append(
             "This replaces the present order. Its visits still count, except for those with another impact. If you "
-            "change the impact, the notice or the windows, visits under way end: events that have not started are "
+            "change the impact, the notice or the windows, visits in progress end: events that have not started are "
             "withdrawn, and their hosts are visited again."
         )
     return sentences
@@ -43,7 +43,7 @@ def _remove_preview(context: RequestContext, call: HandlerCall) -> list[str]:
         raise Refused("there is no standing order: there is nothing to remove")
     return [
         f"No more hosts are visited; {view.visited} of {view.total} were visited in time.",
-        f"Visits under way: {view.in_progress}. They go on; abort their rollouts to end them.",
+        f"Visits in progress: {view.in_progress}. They go on; abort their rollouts to end them.",
     ]
 
 
@@ -90,7 +90,7 @@ STANDING_ORDER_FORMS = (
         name="standing-order-remove",
         title="Remove the standing order",
         button="Remove",
-        description="No more hosts are visited. Visits that are under way go on.",
+        description="No more hosts are visited. Visits that are in progress go on.",
         route="DELETE /rollouts/standing-order",
         done_message="The standing order is removed.",
         result_url=_order_url,

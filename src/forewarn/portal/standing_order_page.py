@@ -33,13 +33,13 @@ class StandingOrderPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def progress_text(self) -> str:
-        """How far the standing order is, such as `3 of 6 hosts visited in time, 1 late, 2 visits under way`."""
+        """How far the standing order is, such as `3 of 6 hosts visited in time, 1 late, 2 visits in progress`."""
         order = self.order
         parts = [
             f"{order.visited} of {order.total} host{'' if order.total == 1 else 's'} visited in time",
             *([f"{order.late} late"] if order.late else []),
             *(
-                [f"{order.in_progress} visit{'' if order.in_progress == 1 else 's'} under way"]
+                [f"{order.in_progress} visit{'' if order.in_progress == 1 else 's'} in progress"]
                 if order.in_progress
                 else []
             ),

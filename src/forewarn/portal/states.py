@@ -144,7 +144,7 @@ STATES: dict[StateFamily, dict[str, StateLook]] = {
     StateFamily.VISIT: {
         "visited": StateLook("visited", *_DONE),
         "due": StateLook("due", "○", "faint"),
-        "under way": StateLook("under way", "◐", "started"),
+        "in progress": StateLook("in progress", "◐", "started"),
         "failed": _FAILED,
         "late": StateLook("late", "⚠", "bad"),
     },

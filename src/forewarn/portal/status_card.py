@@ -27,7 +27,7 @@ from forewarn.web.views import BaseView
 class EventStatusCard(BaseView, frozen=True, kw_only=True):
     """An event on a status card: its state, what it waits for, and the forms that the user may submit."""
 
-    id: str  # of the event
+    id: str  # the id of the event
     title: str  # kind and VMs, such as `Reboot of web-0`
     state: str  # scheduled, approved (and not started), started, finished, failed, withdrawn or not needed
     text: str  # a sentence: what it waits for, what is in progress, or how it ended

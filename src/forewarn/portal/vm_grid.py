@@ -20,7 +20,7 @@ class VmCell(BaseView, frozen=True, kw_only=True):
     """One VM as a cell of a grid. Field names are JSON keys."""
 
     key: str  # `subscription id/resource group/name` in lower case
-    name: str  # of the VM
+    name: str  # the name of the VM
     state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
     update_domain: int  # from 0
     fault_domain: int  # from 0

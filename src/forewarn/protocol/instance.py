@@ -21,9 +21,9 @@ MetadataElement = str | list["MetadataElement"] | dict[str, "MetadataElement"]
 class InstanceFacts:
     """The facts of one VM that its instance metadata shows, as texts; "" means unknown or none."""
 
-    name: str  # of the VM
+    name: str  # the name of the VM
     vm_id: str = ""  # a GUID
-    resource_id: str = ""  # of Azure, `/subscriptions/…`
+    resource_id: str = ""  # the resource id of Azure, `/subscriptions/…`
     location: str = ""  # such as westeurope
     subscription_id: str = ""  # a GUID
     resource_group: str = ""  # its name
@@ -49,7 +49,7 @@ class InstanceFacts:
     publisher: str = ""  # of the image
     offer: str = ""  # of the image
     sku: str = ""  # of the image
-    version: str = ""  # of the image
+    version: str = ""  # the version of the image
 
     address: str = ""  # IPv4; "": the interface has no address
     public_address: str = ""  # IPv4

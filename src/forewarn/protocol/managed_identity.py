@@ -24,7 +24,7 @@ class TokenRequest:
     resource: str  # the URI of the service that shall accept the token
     client_id: str = ""  # of the identity, a GUID
     object_id: str = ""  # of the identity, a GUID
-    resource_id: str = ""  # of the identity; a system-assigned identity has that of its VM
+    resource_id: str = ""  # the resource id of the identity; a system-assigned identity has that of its VM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

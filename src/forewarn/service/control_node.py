@@ -389,7 +389,7 @@ class ControlNode:
             self._opened = store
             stack.callback(self._forget_store, store)
             stack.push_async_callback(store.close)
-            # Runs before `close`, also if the start fails: a record that does not answer must not keep the lease here.
+            # Runs before `close`, even if the start fails: a record that does not answer must not keep the lease here.
             stack.callback(asyncio.get_running_loop().call_later, _ABANDON_AFTER_S, store.abandon)
             if self._stopping.is_set():
                 return
@@ -464,7 +464,7 @@ class ControlNode:
         """Return whether the record has the group that `by` has shown to VMs; while this node is active.
 
         If it certainly has not, that is reported to the record, and the next renewal of the lease begins a new epoch.
-        `mark` is the group's hash; "" if a release without it wrote the group. False also if it cannot be found out.
+        `mark` is the group's hash; "" if a release without it wrote the group. False even if it cannot be found out.
         """
         store = self._opened
         if store is None:

@@ -117,7 +117,7 @@ class DataDirectory:
 
     @property
     def tls(self) -> Path:
-        """The path of the directory with the console's certificates and keys, and the CA of a service alone."""
+        """The path of the directory with the API's certificates and keys, and the CA of a service alone."""
         return self.path / TLS_DIRECTORY
 
     @property

@@ -1,6 +1,6 @@
 """The ASGI app of a control node: its own surfaces while it is active, else forwarding.
 
-The servers of the console's port and of the unix socket run this app from start to end, so that no connection is
+The servers of the API's port and of the unix socket run this app from start to end, so that no connection is
 refused while the role changes.
 """
 

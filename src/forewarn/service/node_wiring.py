@@ -1,6 +1,6 @@
 """Builds one control node of a cluster from settings, and the service that it runs while it is active.
 
-The console's port and the unix socket are served from start to end; only the app behind them changes with the role.
+The API's port and the unix socket are served from start to end; only the app behind them changes with the role.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from forewarn.control.control_plane import ControlPlane
 from forewarn.errors import Rejected
 from forewarn.metrics.control_node_metrics import ControlNodeMetrics
 from forewarn.metrics.http_server import MetricsServer
+from forewarn.service.api_port import ApiPort, bind_api_port
 from forewarn.service.cluster_control import connect_bus, new_cluster_control
 from forewarn.service.cluster_doctor import cluster_checks
 from forewarn.service.cluster_secrets import check_fingerprint, load_cluster_secrets, secrets_fingerprint
-from forewarn.service.console_port import ConsolePort, bind_console_port
 from forewarn.service.control_node import ControlNode, NodeTiming, end_process
 from forewarn.service.data_directory import DataDirectory, SecretFiles
 from forewarn.service.node_app import NodeApp
@@ -104,7 +104,7 @@ class ControlNodeProcess:
         self,
         settings: Settings,
         directory: DataDirectory,
-        port: ConsolePort,
+        port: ApiPort,
         record: SharedRecord,
         *,
         end: Callable[[str], None],
@@ -133,12 +133,12 @@ class ControlNodeProcess:
         )
         self.metrics = ControlNodeMetrics(self.node.figures)
         self._forwarding = [self._forwarding_app(), self._forwarding_app(owner=owner_name())]
-        console, local = self._forwarding
+        api, local = self._forwarding
 
         def has_target() -> bool:
             return bool(self.node.target)
 
-        self.console_app = NodeApp(console, has_target=has_target, may_refuse=self.node.may_act)
+        self.api_app = NodeApp(api, has_target=has_target, may_refuse=self.node.may_act)
         # The local owner can always see the nodes, also while none is active.
         own_paths = {f"GET {API_PREFIX}/nodes": self._list_nodes}
         self.local_app = NodeApp(local, has_target=has_target, answers_itself=own_paths, may_refuse=self.node.may_act)
@@ -204,15 +204,15 @@ class ControlNodeProcess:
         )
         accept = operators.sign_in.issuer.accept_audiences
         stack.callback(self.node.watch_nodes(lambda nodes: accept(node.url for node in nodes)))
-        console = operators.build_app(dependencies, names)
+        api = operators.build_app(dependencies, names)
         self.service = service
-        self.console_app.activate(ForwardedCallMiddleware(console, tokens=self._tokens))
+        self.api_app.activate(ForwardedCallMiddleware(api, tokens=self._tokens))
         self.local_app.activate(build_web_app(dependencies, directory=names))
 
         async def deactivate() -> None:
             dependencies.shutting_down.set()
             self.service = None
-            await asyncio.gather(self.console_app.deactivate(DRAIN_S), self.local_app.deactivate(DRAIN_S))
+            await asyncio.gather(self.api_app.deactivate(DRAIN_S), self.local_app.deactivate(DRAIN_S))
 
         stack.push_async_callback(deactivate)
         return service
@@ -248,8 +248,8 @@ async def running_control_node(
         secrets = load_cluster_secrets(settings)
         record = await asyncio.to_thread(open_record, settings.store)
         stack.callback(record.close)
-        port = bind_console_port(settings, directory, secrets)
-        assert port is not None, "a control node has a console"
+        port = bind_api_port(settings, directory, secrets)
+        assert port is not None, "a control node has an API port"
         stack.callback(port.sock.close)
         metrics_sockets = bind_metrics(stack, settings)
         process = ControlNodeProcess(
@@ -267,7 +267,7 @@ async def running_control_node(
         stack.push_async_callback(process.close)
         await process.node.join()
         await stack.enter_async_context(serve_unix(process.local_app, directory.socket, ServingState()))
-        await stack.enter_async_context(port.serve(process.console_app, ServingState()))
+        await stack.enter_async_context(port.serve(process.api_app, ServingState()))
         if metrics_sockets:
             metrics_server = MetricsServer(process.render_metrics)
             await metrics_server.start(metrics_sockets[0])

@@ -68,7 +68,7 @@ class Service:
     started_at: LabTime
 
     def info(self) -> dict[str, Any]:
-        """Return the answer to `GET /service`: version, clock, listeners, workers, console, counts and more."""
+        """Return the answer to `GET /service`: version, clock, listeners, workers, API, counts and more."""
         now, speed, lab = self.control.lab_clock.status()
         return {
             "version": __version__,

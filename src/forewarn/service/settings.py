@@ -83,8 +83,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data: str = ""  # the data directory: database, sockets, ledger, certificates
     lab: bool = False  # a lab: movable clock, a sample fleet if there is no `fleet`, and some other defaults
     store: str = ""  # `postgresql://…`: the record that the control nodes of a cluster share; "": only in `data`
-    name: str = ""  # of this control node, unique in its cluster
-    advertise: str = ""  # URL at which the other control nodes reach this one's console; "": follows from `console`
+    name: str = ""  # the name of this control node, unique in its cluster
+    advertise: str = ""  # URL at which the other control nodes reach this one's API; "": follows from `api`
     secrets: str = ""  # directory that `forewarn cluster init` made, the same on all control nodes; "": in `data`
     fleet: str = ""  # a fleet file, applied once, to an empty store
     listen: tuple[str, ...] = ()  # addresses that VMs call, `ADDRESS:PORT`; a lab also listens on loopback
@@ -134,8 +134,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bus_ca: str = ""  # a PEM file with the CA of the NATS servers; "": those of the system
     bus_certificate: str = ""  # a PEM file with a client certificate for the NATS servers
     bus_key: str = ""  # a PEM file with the key of `bus_certificate`
-    host: str = ""  # of a host node: the name of its host in the fleet
-    stale_minutes: float = 10  # of a host node: after this time without the service, polls get 503
+    host: str = ""  # for a host node: the name of its host in the fleet
+    stale_minutes: float = 10  # for a host node: after this time without the service, polls get 503
 
     @property
     def nats(self) -> NatsSettings:
@@ -276,7 +276,7 @@ def _remedy(name: str) -> str:
     return ': give a list, such as ["10.0.0.1:80"]' if name == "listen" else ": see docs/reference/settings.md"
 
 
-def parse_console_address(text: str) -> tuple[str, int]:
+def parse_api_address(text: str) -> tuple[str, int]:
     """Return the IP address and port of the setting `api`; port 0 means any free port."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -313,9 +313,9 @@ def _check_metrics(settings: Settings) -> None:
         )
 
 
-def _check_console(settings: Settings) -> None:
+def _check_api(settings: Settings) -> None:
     if settings.api:
-        parse_console_address(settings.api)
+        parse_api_address(settings.api)
     if bool(settings.api_certificate) != bool(settings.api_key):
         raise Rejected("settings 'api_certificate' and 'api_key' go together: give both files, or neither")
     if not 1 <= settings.token_minutes <= 1440:
@@ -392,7 +392,7 @@ def _check_machines(settings: Settings) -> None:
 
 
 def _check_settings(settings: Settings) -> None:
-    _check_console(settings)
+    _check_api(settings)
     _check_cluster(settings)
     _check_metrics(settings)
     check_commands(settings.commands)

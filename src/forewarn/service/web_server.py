@@ -26,7 +26,7 @@ from forewarn.portal.browser_security import PORTAL_HOME
 from forewarn.portal.context import CurrentSession
 from forewarn.portal.session import SessionManager
 from forewarn.portal.sign_in import ONE_TIME_LINK_PATH, sign_in_routes
-from forewarn.service.console_port import ConsolePort, bind_console_port
+from forewarn.service.api_port import ApiPort, bind_api_port
 from forewarn.service.data_directory import DataDirectory, SecretFiles
 from forewarn.service.first_start import ensure_admin_client, load_or_create_tenant_id
 from forewarn.service.settings import Settings
@@ -41,9 +41,9 @@ from forewarn.web.forwarding import forwarded_owner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorServer:
-    """The operators' surfaces on the HTTPS port (the console); it accepts calls only within `serve`."""
+    """The operators' surfaces on the HTTPS port; it accepts calls only within `serve`."""
 
-    port: ConsolePort  # bound, and served by `serve`
+    port: ApiPort  # bound, and served by `serve`
     url: str  # the setting `api_url`, else that of the port; the issuer of tokens is `/adfs` there
     sign_in: TokenService  # issues and verifies the tokens of operators
     admin_secret_path: Path  # the file with the administrator client's secret; it may not exist
@@ -84,7 +84,7 @@ class OperatorServer:
         return app
 
     def describe(self) -> dict[str, Any]:
-        """Return what `GET /service` says of the console, without secrets."""
+        """Return what `GET /service` says of the API, without secrets."""
         return {
             "url": self.url,
             "portal": self.portal_url,
@@ -100,7 +100,7 @@ async def open_operator_server(
     settings: Settings, directory: DataDirectory, store: Store, now: float
 ) -> OperatorServer | None:
     """Bind the HTTPS port of a service alone and prepare to serve it; None if the settings want no port."""
-    port = bind_console_port(settings, directory, directory.secrets)
+    port = bind_api_port(settings, directory, directory.secrets)
     if port is None:
         return None
     try:
@@ -111,7 +111,7 @@ async def open_operator_server(
 
 
 async def make_operator_server(
-    settings: Settings, port: ConsolePort, secrets: SecretFiles, store: Store, now: float
+    settings: Settings, port: ApiPort, secrets: SecretFiles, store: Store, now: float
 ) -> OperatorServer:
     """Prepare the operators' surfaces for this port, with the keys in `secrets`; create missing ones."""
     key = SigningKey.load_or_create(secrets.token_key)

@@ -71,9 +71,9 @@ _LOG_HEADER_BYTES, _FRAME_HEADER_BYTES = 32, 24
 
 
 class _Mark(NamedTuple):
-    number: int  # of the last group of writes that was committed
+    number: int  # the number of the last group of writes that was committed
     is_open: bool  # False: the store was closed, and its log removed
-    boot_id: str  # of the kernel that wrote it; "" if the system has none
+    boot_id: str  # the boot id of the kernel that wrote it; "" if the system has none
 
     def encode(self) -> bytes:
         text = f"{self.number:020d} {'open  ' if self.is_open else 'closed'} {self.boot_id:36.36}"

@@ -32,7 +32,7 @@ Execute = Callable[[str, Sequence[Any]], Any]
 class EpochRenewal(msgspec.Struct, frozen=True, kw_only=True):
     """The last time that every scope got a new epoch, and why. Stored as JSON."""
 
-    epoch: int  # of every scope since then
+    epoch: int  # the epoch of every scope since then
     at: float  # real time
     reason: str  # a clause for people: "the backup FILE was restored"
     is_loss: bool = False  # confirmed writes were lost by a fault; False: somebody gave them up

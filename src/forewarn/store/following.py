@@ -32,10 +32,10 @@ _HAS_ROWS = "SELECT EXISTS (SELECT 1 FROM scopes) OR EXISTS (SELECT 1 FROM hosts
 class CopyPosition(NamedTuple):
     """How far a copy of a record (PostgreSQL) is: the last group of writes in it. Stored in the copy."""
 
-    record_id: str  # of the record; another one each time that is made, moved or renewed
-    term: int  # of the group
-    number: int  # of the group; 0: before the first one
-    hash: str = ""  # of the group, over all groups up to it
+    record_id: str  # the id of the record; another one each time that is made, moved or renewed
+    term: int  # the term of the group
+    number: int  # the number of the group; 0: before the first one
+    hash: str = ""  # the hash of the group, over all groups up to it
 
 
 class RebuildReason(StrEnum):

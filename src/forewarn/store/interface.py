@@ -33,7 +33,7 @@ class LastPoll(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The latest poll or approval of one VM, and how many it has sent. The store keeps one for each VM."""
 
     vm: str  # the key of the VM
-    scope_id: str  # of the VM's scope
+    scope_id: str  # the id of the VM's scope
     at: LabTime
     version: str  # api-version of the request
     count: int = 0  # polls and approvals of this VM since it was added; in the batch of a worker, since its last batch
@@ -63,7 +63,7 @@ class AppliedCommit(NamedTuple):
     """A commit after it was written, as subscribers get it."""
 
     commit: Commit  # as it was passed to `Store.commit`, with versions not yet increased; only its entries have a `seq`
-    seq: int  # of the store's last history entry after this commit, also if the commit itself has no entries
+    seq: int  # the number of the store's last history entry after this commit, even if the commit itself has no entries
 
 
 class Store(Protocol):

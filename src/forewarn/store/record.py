@@ -66,10 +66,10 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     """The lease as it was read: which control node may write to the record, and how far the record is."""
 
     term: int  # grows with each holder; 0: nobody has held it yet
-    holder: str  # who took it last, also if it has expired: a control node or "forewarn store copy"; "": nobody yet
+    holder: str  # who took it last, even if it has expired: a control node or "forewarn store copy"; "": nobody yet
     url: str  # where that node can be reached; "" if it was a command
-    number: int  # of the last group of writes in the record; 0: none yet
-    seq: int  # of the last history entry ever written, also a pruned one
+    number: int  # the number of the last group of writes in the record; 0: none yet
+    seq: int  # the number of the last history entry ever written, also a pruned one
     clock: LabTime  # of the last group; the clock of a later holder is never behind it
     remaining_s: float  # seconds until it expires, by the server's clock; 0 or less: it has expired
     server_time: float  # the server's own clock, in POSIX seconds
@@ -92,12 +92,12 @@ class RecordGroup(msgspec.Struct, frozen=True, kw_only=True):
     Deletions are applied before everything else: a row that was deleted and added again is in `changes` twice.
     """
 
-    term: int  # of the lease under which it was written
+    term: int  # the term of the lease under which it was written
     number: int  # one more than that of the group before
-    seq: int  # of the last history entry after it
+    seq: int  # the number of the last history entry after it
     clock: LabTime  # when it was committed
     changes: tuple[RowChange, ...]  # of replicated tables, deletions first
-    revision: str = ""  # of the schema that the rows have
+    revision: str = ""  # the revision of the schema that the rows have
     hash: str = ""  # over all groups up to this one, see `chain_hash`; "" if a release without it wrote the group
     body: bytes = b""  # `changes` as the log stores them; b"": not encoded yet
 
@@ -120,11 +120,11 @@ class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All rows of the record as of one group, to build a copy from; `SharedRecord.snapshot` returns it."""
 
     record_id: str  # another one each time the record is made, moved or renewed
-    term: int  # of the group `number`; 0 if the log does not have that
-    number: int  # of the last group that the rows have
-    hash: str  # of that group
-    seq: int  # of the last history entry ever written
-    revision: str  # of the schema that the rows have
+    term: int  # the term of the group `number`; 0 if the log does not have that
+    number: int  # the number of the last group that the rows have
+    hash: str  # the hash of that group
+    seq: int  # the number of the last history entry ever written
+    revision: str  # the revision of the schema that the rows have
     tables: Iterator[tuple[str, Sequence[SqlValues]]]  # table and rows, perhaps in pieces; empty ones may be left out
 
 
@@ -134,8 +134,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # unique in the cluster
     url: str  # where other nodes reach it
     role: str  # such as "active" or "standby"
-    version: str  # of forewarn
-    number: int = 0  # of the last group in its copy
+    version: str  # the version of forewarn
+    number: int = 0  # the number of the last group in its copy
     status: str = ""  # a sentence, if something is wrong
     seen_s_ago: float = 0.0  # seconds since it described itself, by the server's clock; ignored by `put_node`
 

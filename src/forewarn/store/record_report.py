@@ -41,12 +41,12 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a record in PostgreSQL for people, as `examine_record` found it at one time."""
 
     server: str  # hosts and database, without the password
-    version: str  # of PostgreSQL
+    version: str  # the version of PostgreSQL
     pooled: bool  # a connection pooler is in between
-    revision: str  # of the schema
+    revision: str  # the revision of the schema
     holder: str  # the control node or command that holds the lease; "": none does now
-    term: int  # of the lease; it grows with each holder
-    number: int  # of the last group of writes in the record
+    term: int  # the term of the lease; it grows with each holder
+    number: int  # the number of the last group of writes in the record
     log_groups: int  # how many groups the log has
     standbys: tuple[StandbyServer, ...]  # PostgreSQL servers that follow this one
     problems: tuple[str, ...]  # sentences; empty: all is well

@@ -34,7 +34,7 @@ _decode = msgspec.msgpack.Decoder(tuple[RowChange, ...]).decode
 class ReplicatedTable(NamedTuple):
     """A table whose rows are in the record, with the names of its columns."""
 
-    name: str  # of the table
+    name: str  # the name of the table
     columns: tuple[str, ...]  # in the order of the rows of `RowChange`; later releases add columns at the end
     key: tuple[str, ...]  # the primary key
     key_places: tuple[int, ...]  # where the columns of the key are in a row

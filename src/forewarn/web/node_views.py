@@ -18,8 +18,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # unique in the cluster
     url: str  # where the other nodes reach it
     role: str  # standby, starting, active, suspended or stopping; `silent` if it has not been seen for 10 s
-    version: str  # of forewarn
-    number: int  # of the last group of writes in its copy
+    version: str  # the version of forewarn
+    number: int  # the number of the last group of writes in its copy
     behind: int  # how many groups of writes its copy lacks, of those that a node is known to have
     seen_s_ago: float  # seconds of real time since it described itself
     problem: str = ""  # a sentence, such as why it cannot take over or write, or that commits were lost; "": none
@@ -29,7 +29,7 @@ class NodesView(msgspec.Struct, frozen=True, kw_only=True):
     """The control nodes of a cluster, sorted by name; none for a service that runs alone."""
 
     active: str  # the name of the node that has the lease, as far as known; "": none has, or the service runs alone
-    term: int  # of that lease; 0 if `active` is ""
+    term: int  # the term of that lease; 0 if `active` is ""
     nodes: tuple[NodeView, ...]  # sorted by name
 
 

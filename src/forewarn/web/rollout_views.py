@@ -10,7 +10,7 @@ from forewarn.web.views import BaseView, EventView
 class RolloutView(BaseView, frozen=True, kw_only=True):
     """A platform maintenance rollout: its targets, progress, tally and the update domains that come next."""
 
-    id: str  # of its request
+    id: str  # the id of its request
     impact: str  # update (freezes VMs), migrate or reboot
     hosts: tuple[str, ...]  # names; (): it covers something else
     scope: str  # an id; "": it covers something else
@@ -21,7 +21,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     closed: bool  # nothing is left to publish, withdraw or wait for
     requested_by: str  # the name of who requested it
     requested_at: Timestamp
-    notice_s: float  # of its events, in lab time
+    notice_s: float  # the notice of its events, in lab time
     max_failures: int  # 0: failures never stop it
     hold: str  # why all rollouts are on hold; "": they are not, or it has ended
     windows: str  # when its events may start without an approval, for people; "": at any time

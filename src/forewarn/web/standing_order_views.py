@@ -27,7 +27,7 @@ class NewStandingOrder(StrictBody, frozen=True, kw_only=True):
 
     within_s: DurationSeconds  # lab time, from an hour to 366 days
     impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot
-    notice_s: DurationSeconds = 0  # of its events, in lab time; 0: the minimum, 15 minutes
+    notice_s: DurationSeconds = 0  # the notice of its events, in lab time; 0: the minimum, 15 minutes
     at_once: WholeNumber = 1  # how many hosts at the same time, from 1 to 1,000
     windows: CalendarTexts = ()  # `sat,sun 02:00 4h Europe/Berlin`; (): any time
     blackouts: CalendarTexts = ()  # such as `2026-12-24..2026-12-26`; need windows
@@ -52,19 +52,20 @@ class NewStandingOrder(StrictBody, frozen=True, kw_only=True):
 class HostVisitView(BaseView, frozen=True, kw_only=True):
     """A host of a standing order, and its last visit. Times are lab time.
 
-    Its state is late (its last visit is longer ago than the interval, also if one is under way), under way, due, failed
-    (no visit has succeeded, and the next try is not due yet), or visited (and not due, also if a later visit failed).
+    Its state is late (its last visit is longer ago than the interval, even if one is in progress), in progress, due,
+    failed (no visit has succeeded, and the next try is not due yet), or visited (and not due, even if a later visit
+    failed).
     Only visits with the order's impact that succeeded count.
     """
 
     host: str  # its name
-    state: str  # late, under way, due, failed or visited
+    state: str  # late, in progress, due, failed or visited
     visited_at: (
         Timestamp | None
     )  # when the last visit with the order's impact that succeeded ended; None: there was none
     due_at: Timestamp  # when it is to be visited next
-    rollout: str  # the id of the visit under way, also of a paused one; "": none is
-    problem: str  # why the last visit did not succeed; "": it did, is under way, or there was none
+    rollout: str  # the id of the visit in progress, also of a paused one; "": none is
+    problem: str  # why the last visit did not succeed; "": it did, is in progress, or there was none
 
 
 class StandingOrderView(BaseView, frozen=True, kw_only=True):
@@ -73,7 +74,7 @@ class StandingOrderView(BaseView, frozen=True, kw_only=True):
     is_set: bool  # False: there is no order
     within_s: float = 0  # lab time within which each host is visited
     impact: str = ""  # update, migrate or reboot
-    notice_s: float = 0  # of its events, in lab time
+    notice_s: float = 0  # the notice of its events, in lab time
     windows: str = ""  # when its events may start without an approval, for people; "": at any time
     at_once: int = 0  # how many hosts are visited at a time
     set_by: str = ""  # the name of who set it
@@ -82,7 +83,7 @@ class StandingOrderView(BaseView, frozen=True, kw_only=True):
     visited: int = 0  # hosts whose last visit with its impact is not longer ago than the interval
     late: int = 0  # hosts that are late
     hosts: tuple[HostVisitView, ...] = ()  # those that wait longest first; at most 1,000
-    in_progress: int = 0  # hosts with a visit under way, also a paused one
+    in_progress: int = 0  # hosts with a visit in progress, also a paused one
     problems: int = 0  # hosts whose last visit did not succeed
     warning: str = ""  # why not all hosts can be visited in time, with numbers; "": they can
 
@@ -122,7 +123,7 @@ def _visit_view(order: StandingOrder, host: str, now: float) -> HostVisitView:
     if late_at(order, host) <= now:
         state = "late"
     elif visit.request_id:
-        state = "under way"
+        state = "in progress"
     elif due_at(order, host) <= now:
         state = "due"
     else:

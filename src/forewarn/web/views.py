@@ -42,7 +42,7 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
     enabled: bool  # whether documents show its events
     enabled_at: Timestamp | None  # None: not enabled
     epoch: int  # grows each time it is enabled or reset; after a restored backup it is a large number
-    incarnation: int  # of its document, within the epoch
+    incarnation: int  # the incarnation of its document, within the epoch
     last_request_at: Timestamp | None  # when it was last polled or enabled; None: never
     vms: tuple[str, ...]  # names
     update_domains: tuple[int, ...]  # of these VMs, each once, ascending
@@ -99,7 +99,7 @@ class EventView(BaseView, frozen=True, kw_only=True):
     note: str  # why it has no notice, or less or more than usual
     listed: bool  # false: performed at once, and no document shows it
     host: str  # the host that the work is about; "": none
-    update_domain: int  # of its first VM, and in general of all
+    update_domain: int  # the update domain of its first VM, and in general of all
     request_id: str  # of the request; of an event that a fault made, the id of the fault
     requested_by: str  # who requested it
     description: str  # as documents show it
@@ -129,7 +129,7 @@ class VmView(BaseView, frozen=True, kw_only=True):
     os_type: str  # Linux or Windows
     availability_set: str  # its name; "": none, as in the next three
     scale_set: str  # its name
-    orchestration: str  # of its scale set: Uniform or Flexible; "" if it is in none
+    orchestration: str  # the orchestration of its scale set: Uniform or Flexible; "" if it is in none
     placement_group: str  # its name, within the scale set
     cloud_service: str  # its name
     update_domain: int  # from 0
@@ -168,9 +168,9 @@ class VmSupervisorView(BaseView, frozen=True, kw_only=True):
     """The supervisor process of a namespace VM; `program` is the VM's command line, None if it has none."""
 
     vm: str  # its name
-    pid: int  # of the supervisor
-    state: str  # of the VM: running, frozen, down or ended
-    boot_id: str  # of the VM's current boot; every start of the VM has another
+    pid: int  # the pid of the supervisor
+    state: str  # the state of the VM: running, frozen, down or ended
+    boot_id: str  # the id of the VM's current boot; every start of the VM has another
     program: tuple[str, ...] | None  # the command line in the VM; None: it has none
 
 
@@ -206,7 +206,7 @@ class FieldChangeView(BaseView, frozen=True, kw_only=True):
 class ObjectChangeView(BaseView, frozen=True, kw_only=True):
     """A host or VM that a fleet file changes, with its changed fields."""
 
-    name: str  # of the host or VM
+    name: str  # the name of the host or VM
     fields: tuple[FieldChangeView, ...]
 
 
@@ -298,7 +298,7 @@ class HistoryView(BaseView, frozen=True, kw_only=True):
     """History entries, oldest first, and the sequence number to give as `after` for the next ones."""
 
     entries: tuple[HistoryEntryView, ...]
-    seq: int  # the last one that was searched, also if there are no entries
+    seq: int  # the last one that was searched, even if there are no entries
 
 
 class HistoryEntryView(BaseView, frozen=True, kw_only=True):
@@ -309,10 +309,10 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
     kind: str  # its kind, such as requested, published or started
     text: str  # a sentence for people
     actor: str  # the name of the user or client, or of the service itself
-    scope_id: str  # of the scope that it is about; "": none or several
+    scope_id: str  # the id of the scope that it is about; "": none or several
     event_id: str  # upper case; "": none or several
     request_id: str  # lower case; of an event that a fault made, the id of the fault; "": none
-    vm: str  # the name of the VM, not its key; "" also if the entry is about several VMs
+    vm: str  # the name of the VM, not its key; "" even if the entry is about several VMs
     host: str  # the name of the host
 
     @classmethod
@@ -345,7 +345,7 @@ class BackupView(BaseView, frozen=True, kw_only=True):
 class HealthCheckView(BaseView, frozen=True, kw_only=True):
     """The result of one health check; `remedy` says what to do if it failed."""
 
-    name: str  # of the check
+    name: str  # the name of the check
     ok: bool  # whether it found no problem
     text: str  # what the check found
     remedy: str  # what to do; means something only if `ok` is False
@@ -363,7 +363,7 @@ class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     `outcome` is how it ended, None while it runs; `reason` says why it ended early, for people, and is "" otherwise.
     """
 
-    id: str  # of its request
+    id: str  # the id of its request
     vm: str  # the name of the VM whose scope it is shown to
     scope: str  # the id of that scope
     requested_by: str  # the name of who requested it

@@ -57,7 +57,7 @@ class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     last_success_at: RealTime | None = None  # when the receiver last accepted a message; None: none yet
     failures: int = 0  # tries that failed in a row, since the last success
-    error: str = ""  # of the last failure, for people; "" after a success
+    error: str = ""  # the error of the last failure, for people; "" after a success
     next_try_at: RealTime | None = None  # None: the last delivery succeeded, or there was none
     pending: int = 0  # messages that wait for delivery, among the next 1000 history entries
     has_more: bool = False  # more than `pending` may be pending

@@ -85,7 +85,7 @@ class VmPlacement(_Message, frozen=True):
 class ScopeUpdate(_Message, frozen=True):
     """To a worker: what the VMs of a scope see from now on; the content of a `PublishedScope`."""
 
-    scope_id: str  # of the scope in the store
+    scope_id: str  # the id of the scope in the store
     enabled: bool  # False: the next request of a VM must be sent to the owner, which enables it
     epoch: int  # part of every ETag
     document: Document  # what polls get, unless one of the last fields says otherwise
@@ -117,7 +117,7 @@ class OpenListenerRequest(_Message, frozen=True):
     `CloseListener` names the socket by its id.
     """
 
-    id: int  # of the socket, given by the owner
+    id: int  # the id of the socket, given by the owner
     strategy: IdentityKind  # how VMs are identified there
     arguments: tuple[str, ...]  # the arguments of the strategy's class
     is_loopback: bool  # only programs on this machine can connect
@@ -135,7 +135,7 @@ class ServeMetrics(_Message, frozen=True):
 class CloseListener(_Message, frozen=True):
     """To a worker: stop accepting on the socket with this id, and close it; open connections stay."""
 
-    id: int  # of the `OpenListenerRequest`
+    id: int  # the id of the `OpenListenerRequest`
 
 
 class EchoRequest(_Message, frozen=True):
@@ -173,28 +173,28 @@ class RequestDone(_Message, frozen=True):
     If `unknown` is None, the request took effect, durably. Otherwise nothing did: the scope has no event with that id.
     """
 
-    id: int  # of the request
+    id: int  # the id of the request
     unknown: str | None = None  # the id of the unknown event; None: the request took effect
 
 
 class TokenGranted(_Message, frozen=True):
     """To a worker: the reply to a `WorkerTokenRequest`, with the token."""
 
-    id: int  # of the request
+    id: int  # the id of the request
     token: ManagedIdentityToken
 
 
 class TokenDenied(_Message, frozen=True):
     """To a worker: the reply to a `WorkerTokenRequest`: no tokens are issued for its resource."""
 
-    id: int  # of the request
+    id: int  # the id of the request
     accepted: tuple[str, ...]  # the resources for which it issues some; empty: it issues none at all
 
 
 class RequestFailed(_Message, frozen=True):
     """To a worker: the reply to a request of any kind that failed with an error."""
 
-    id: int  # of the request
+    id: int  # the id of the request
     text: str  # the error's message
     kind: str = Unavailable.__name__  # the error's class: NotFound, Rejected or Unavailable
 
@@ -210,7 +210,7 @@ class WorkerReady(_Message, frozen=True):
 class EchoReply(_Message, frozen=True):
     """To the owner: the reply to an `EchoRequest`: the worker has applied every message before that."""
 
-    id: int  # of the `EchoRequest`
+    id: int  # the id of the `EchoRequest`
 
 
 class ObservationReport(_Message, frozen=True):
@@ -222,7 +222,7 @@ class ObservationReport(_Message, frozen=True):
     polls: list[LastPoll] = []  # the last one of each VM that polled, of at most 500; others are in later reports
     deliveries: list[EventDelivery] = []  # new ones: the first of each event, in each status, to a VM
     hits: list[FaultHits] = []  # how many more requests each transport fault affected, by VM
-    id: int = 0  # of the report request that this completes; 0: none
+    id: int = 0  # the id of the report request that this completes; 0: none
     counted: RequestTotals | None = None  # request counts since the worker started; None: as in the last report
 
 
@@ -254,7 +254,7 @@ class WorkerTokenRequest(_Message, frozen=True):
     """
 
     id: int  # unique per worker
-    identity: ManagedIdentity  # of the VM, with its key
+    identity: ManagedIdentity  # the identity of the VM, with its key
     resource: str  # as the VM gave it
 
 

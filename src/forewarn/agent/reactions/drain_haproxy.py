@@ -53,7 +53,7 @@ class _HaproxyRuntimeApi:
         )
 
     async def set_admin_state(self, server: str, admin: _HaproxyAdminState) -> None:
-        """Sets the admin state of the server, named `backend/server`. Raises _HaproxyError, also if unknown."""
+        """Sets the admin state of the server, named `backend/server`. Raises _HaproxyError, even if unknown."""
         if answer := (await self._run_command(f"set server {server} state {admin}")).strip():
             raise _HaproxyError(f"HAProxy does not set {server} to {admin}: {answer.splitlines()[0]}")
 

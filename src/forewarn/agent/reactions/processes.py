@@ -62,7 +62,7 @@ def other_processes() -> Iterator[ProcessInfo]:
 
 def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
     """Return the process whose pid is the first word of the file; None if it has ended."""
-    # None also if it began after the file was written (the pid was reused), and for this process and pid 1.
+    # None even if it began after the file was written (the pid was reused), and for this process and pid 1.
     try:
         pid = int(pid_file.read_text(encoding="ascii").split()[0])
         written_at = pid_file.stat().st_mtime

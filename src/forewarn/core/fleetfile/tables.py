@@ -122,7 +122,7 @@ class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
     [defaults]. So the defaults here never take effect; `ParsedTable.has` says whether a key is given.
     """
 
-    name: Name  # of the set; or of the VM, with {n} in place of its number; without it, a count adds `-{n}`
+    name: Name  # the name of the set; or of the VM, with {n} in place of its number; without it, a count adds `-{n}`
     subscription: Text = ""  # name or id
     resource_group: Text = ""
     location: Location = ""

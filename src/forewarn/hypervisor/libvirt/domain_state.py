@@ -47,7 +47,7 @@ class DomainStatus(msgspec.Struct, frozen=True, kw_only=True):
 class ListedDomain(msgspec.Struct, frozen=True, kw_only=True):
     """A domain as a list of all domains of a host has it: its state, and nothing else."""
 
-    name: str  # of the domain, which is that of the VM
+    name: str  # the name of the domain, which is that of the VM
     number: int  # libvirt's id, which is new at each start; -1: it is off
     state: int  # libvirt's number (virDomainState), see `DomainState`
     reason: int = 0  # libvirt's number; its meaning depends on the state

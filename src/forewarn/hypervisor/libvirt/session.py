@@ -48,7 +48,7 @@ OnClose = Callable[[], None]  # the daemon ended the connection; called in libvi
 
 
 class FoundDomain(msgspec.Struct, frozen=True, kw_only=True):
-    name: str  # of the domain
+    name: str  # the name of the domain
     is_active: bool  # it has a process, running or paused
     is_stored: bool  # False: transient, so the host forgets it when it ends
     xml: str  # its stored definition, without passwords; of a transient one, the running one

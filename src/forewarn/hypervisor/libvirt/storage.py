@@ -16,7 +16,7 @@ from forewarn.hypervisor.libvirt.failure import NO_VOLUME, NOT_SUPPORTED, Libvir
 class StoragePool(msgspec.Struct, frozen=True, kw_only=True):
     """A storage pool of a libvirt host: a directory or device that libvirt manages, with volumes."""
 
-    name: str  # of the pool
+    name: str  # the name of the pool
     is_active: bool  # False: libvirt does not know its volumes
 
 

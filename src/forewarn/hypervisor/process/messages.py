@@ -27,7 +27,7 @@ class SupervisorHello(msgspec.Struct, frozen=True, kw_only=True):
     """The first message of a supervisor: its VM, its process, and the acts whose outcome it knows."""
 
     vm: str  # its name, `group/name` or key
-    pid: int  # of the supervisor
+    pid: int  # the pid of the supervisor
     started: str | int  # when it started: field 22 of /proc/PID/stat
     boot_id: str = ""  # changes with each boot of the VM
     program: tuple[str, ...] | None = None  # the program inside the VM, with its arguments; None: none yet
@@ -65,8 +65,8 @@ class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None  # the act is under way, for this many more seconds of real time; None: not known
     ok: bool | None = None  # the act is over, and succeeded or failed; None: it is not over
     note: str = ""  # of the outcome, for people
-    boot_id: str = ""  # of the VM after the act; "": unchanged
-    state: str = ""  # of the VM after the act; "": the state that the act's verb leads to
+    boot_id: str = ""  # the boot id of the VM after the act; "": unchanged
+    state: str = ""  # the state of the VM after the act; "": the state that the act's verb leads to
     fds: int = 0  # number of file descriptors sent along
 
     @property

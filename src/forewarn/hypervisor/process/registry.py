@@ -33,7 +33,7 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The supervisor of a VM as it was last seen; a restarted service reads it to know whom to expect."""
 
     vm: str  # the VM's key
-    pid: int = 0  # of the supervisor
+    pid: int = 0  # the pid of the supervisor
     started: str = ""  # the process's start time, see `process_start_time`
     ended: bool = False  # its program ended by itself or by an act, so the service does not start it again
 

@@ -37,7 +37,7 @@ class _ProgramStore(Protocol):
         """All present VMs whose `program` is not empty."""
 
     def vm(self, key: str) -> Vm | None:
-        """The VM with this key, also if it was removed; None if it never existed."""
+        """The VM with this key, even if it was removed; None if it never existed."""
 
     def events(self, *, statuses: Sequence[EventState]) -> Sequence[Event]:
         """The events with these statuses."""

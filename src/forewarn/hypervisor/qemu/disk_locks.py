@@ -32,7 +32,7 @@ class LockRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Which QEMU process was seen to hold the locks of all disks of a VM. Stored as JSON in a file."""
 
     host: str  # the name of the host where the VM was
-    pid: int  # of its QEMU
+    pid: int  # the pid of its QEMU
     started: str  # when the process started, as `process_start_time` returns it
     definition: str  # a digest of the VM's definition
     disks: dict[str, FileIdentity]  # which file each disk was, by its path

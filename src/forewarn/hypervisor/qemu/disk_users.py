@@ -24,7 +24,7 @@ class FileIdentity(msgspec.Struct, frozen=True):
 class DiskUser(msgspec.Struct, frozen=True, kw_only=True):
     """A process that has a disk open for writing; `find_disk_users` returns it."""
 
-    pid: int  # of the process, as this process sees it
+    pid: int  # the pid of the process, as this process sees it
     disk: Path  # the path that was searched for
     has_lock: bool  # whether the process holds a lock on it, as QEMU locks images
 

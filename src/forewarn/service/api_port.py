@@ -1,4 +1,4 @@
-"""The HTTPS port for operators (the console): its bound socket, and its certificate, which it renews.
+"""The HTTPS port for operators: its bound socket, and its certificate, which it renews.
 
 It can be bound and served before the service is ready, and serves any ASGI app. Certificates use real time (spec §12).
 """
@@ -27,7 +27,7 @@ from forewarn.auth.pem import CertificateFiles, validity_problem
 from forewarn.clock import read_real_time
 from forewarn.errors import ForewarnError, Rejected
 from forewarn.service.data_directory import DataDirectory, SecretFiles
-from forewarn.service.settings import Settings, parse_console_address
+from forewarn.service.settings import Settings, parse_api_address
 from forewarn.web.server import ServingState, serve_tls
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ _RENEWAL_ADVICE = "correct what prevents its renewal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsolePort:
-    """The HTTPS port for operators (the console), bound and listening; it can be served before the service is ready."""
+class ApiPort:
+    """The HTTPS port for operators, bound and listening; it can be served before the service is ready."""
 
     sock: socket.socket  # bound and listening
     url: str  # with https, `localhost` or the address that is bound, and the port that is bound
@@ -48,7 +48,7 @@ class ConsolePort:
     names: tuple[str, ...]  # host names beside the loopback names; a certificate of our own CA has them
     certificate_files: CertificateFiles  # as of the start
     ensure_certificate: Callable[[], CertificateFiles]  # returns the current files; renews a certificate that ends soon
-    ca_path: Path | None  # of our own CA's certificate; None: another CA issued the console's
+    ca_path: Path | None  # of our own CA's certificate; None: another CA issued the server's
 
     @property
     def number(self) -> int:
@@ -57,7 +57,7 @@ class ConsolePort:
 
     @property
     def audiences(self) -> list[str]:
-        """The base URLs by which clients may call the console, for tokens; those of loopback names come first."""
+        """The base URLs by which clients may call the API, for tokens; those of loopback names come first."""
         return [f"https://{_url_host(name)}:{self.number}" for name in (*LOOPBACK_NAMES, *self.names)]
 
     @asynccontextmanager
@@ -97,18 +97,18 @@ class ConsolePort:
         return files
 
 
-def bind_console_port(settings: Settings, directory: DataDirectory, secrets: SecretFiles) -> ConsolePort | None:
+def bind_api_port(settings: Settings, directory: DataDirectory, secrets: SecretFiles) -> ApiPort | None:
     """Bind the HTTPS port for operators, and load or make its certificate; None if the settings have none."""
     if not settings.api:
         return None
     sock = _bind_socket(settings.api)
     try:
-        host, port = parse_console_address(settings.api)[0], int(sock.getsockname()[1])
+        host, port = parse_api_address(settings.api)[0], int(sock.getsockname()[1])
         url = _base_url(host, port)
         urls = filter(None, (settings.api_url, settings.advertise))
         names = (*settings.api_names, *_certificate_names(host), *(urlsplit(url).hostname or "" for url in urls))
         ensure_certificate = partial(_certificate_files, settings, directory, secrets, names)
-        return ConsolePort(
+        return ApiPort(
             sock=sock,
             url=url,
             local_url=url.replace("https:", "http:", 1) if _is_local(host) else url,
@@ -123,8 +123,8 @@ def bind_console_port(settings: Settings, directory: DataDirectory, secrets: Sec
         raise
 
 
-def _bind_socket(console: str) -> socket.socket:
-    host, port = parse_console_address(console)
+def _bind_socket(address: str) -> socket.socket:
+    host, port = parse_api_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,7 +135,7 @@ def _bind_socket(console: str) -> socket.socket:
         sock.close()
         is_taken = error.errno == errno.EADDRINUSE
         raise Rejected(
-            f"the API cannot listen on {console}: {'the port is in use' if is_taken else error.strerror}; "
+            f"the API cannot listen on {address}: {'the port is in use' if is_taken else error.strerror}; "
             "name another with --api ADDRESS:PORT or the setting 'api'; \"\" means neither API nor portal"
         ) from error
     return sock
