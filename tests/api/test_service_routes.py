@@ -62,7 +62,7 @@ def test_the_clock_advances_without_polls_so_that_a_scope_becomes_idle(api_of: A
     advanced = api.post("/clock/advance", {"by_s": 25 * 3600, "without_polls": True})
     assert (advanced["polling"], advanced["note"]) == (0, "")
     assert [entry["text"] for entry in advanced["entries"]] == [
-        "scheduled events of VM db disabled: no VM of the scope has polled for 24 h"
+        "scheduled events of db disabled: no VM of the scope has polled for 24 h"
     ]
     assert not api.world.scope("db").is_enabled
     assert "clock advanced by 1 d 1 h without polls by" in api.get("/history?limit=10")["entries"][-2]["text"]

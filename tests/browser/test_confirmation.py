@@ -239,7 +239,7 @@ def test_warnings_come_before_everything_else(
         [
             "loses its temporary disk",
             f"It replaces 1 pending event, which would be withdrawn: {event}",
-            "No handler is polling in VM db-1",
+            "No handler is polling in db-1",
             "1 Redeploy has 1 min of notice, less than the minimum of 10 min that Azure gives.",
         ]
     )
