@@ -20,6 +20,7 @@ class Shown(msgspec.Struct):
         (1_795_036_086.123, "2026-11-18T21:08:06.123Z"),
         (1_795_036_086.1239, "2026-11-18T21:08:06.123Z"),
         (1e15, "9999-12-31T23:59:59.000Z"),
+        (-1e15, "0001-01-01T00:00:00.000Z"),
     ],
 )
 def test_a_time_is_text_to_the_millisecond_rounded_down(at: float, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-_LATEST = 253_402_300_799.0  # the last second of the year 9999
+_EARLIEST, _LATEST = -62_135_596_800.0, 253_402_300_799.0  # the first second of the year 1, the last of 9999
 _FORM = "2026-11-18T21:08:06Z"
 
 
@@ -53,7 +53,8 @@ def time_text(at: float | None) -> str | None:
     """Format POSIX seconds as `2026-11-18T21:08:06.123Z`, rounded down to a millisecond; None stays None."""
     if at is None:
         return None
-    return datetime.fromtimestamp(min(at, _LATEST), UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    shown = datetime.fromtimestamp(max(_EARLIEST, min(at, _LATEST)), UTC)
+    return shown.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def parse_time(text: str) -> float:
