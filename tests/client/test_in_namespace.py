@@ -55,7 +55,7 @@ dnsmasq --no-daemon --conf-file=/dev/null --port=0 --interface=host --bind-inter
 "$2" -c '
 from forewarn.client.dhcp import ask_for_endpoint, ethernet_interfaces
 (guest,) = (interface for interface in ethernet_interfaces() if interface.name == "guest")
-print(next(filter(None, (ask_for_endpoint(guest, answer_s=1) for _ in range(20)))))
+print(next(filter(None, (ask_for_endpoint(guest, answer_timeout_s=1) for _ in range(20)))))
 '
 """
 
