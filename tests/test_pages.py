@@ -17,7 +17,7 @@ DOCS = ROOT / "docs"
 MAX_WORDS = 1500
 # Written by tools/docs from the code: as long as what they list.
 GENERATED = {
-    *("reference/api.md", "reference/azure-api.md", "reference/metrics.md", "reference/settings.md"),
+    *("reference/metrics.md", "reference/settings.md"),
 }
 PAGES = pages()
 NAVIGATION = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]

@@ -39,7 +39,7 @@ def test_every_example_is_a_valid_configuration(number: int) -> None:
 
 
 def test_the_page_has_examples_and_the_actual_defaults() -> None:
-    assert len(EXAMPLES) >= 3
+    assert len(EXAMPLES) >= 2
     assert f"`{DEFAULT_STATE_DIRECTORY}`" in PAGE
     assert f"`{DEFAULT_LISTEN_ADDRESS}`" in PAGE
 

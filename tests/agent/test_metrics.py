@@ -127,7 +127,7 @@ def test_two_agents_in_one_process_have_separate_counters() -> None:
 
 
 def test_every_metric_is_documented() -> None:
-    rows = re.findall(r"^\| `(forewarn_agent_\w+)` \| (.*?) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `(forewarn_agent_\w+)` ?(.*?) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     documented = {name.removesuffix("_total"): set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     families = read(AgentMetrics(["drain"]).render(QUIET).decode())
     ours = {family.name: family for family in families if family.name.startswith("forewarn_agent_")}

@@ -19,9 +19,7 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 PRINTED = [
     r"Reboot Scheduled (89\d|900)(\.\d+)?\n",
     r"Scheduled Reboot\n(Started Reboot\n)?Gone Reboot\n",
-    r"Scheduled Reboot\n(Started Reboot\n)?Gone Reboot\n",
     r"leaving because of Reboot\nback: finished\n",
-    r"leaving because of Reboot\n",
 ]
 
 
@@ -43,10 +41,7 @@ def advancing_clock(service: ServiceProcess, step_s: float) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.parametrize(
-    ("number", "step_s"), [(0, 0.1), (1, 1), (2, 100), (3, 1), (4, 1)],
-    ids=["ask", "watch", "watch, asyncio", "react", "react, asyncio"],
-)  # fmt: skip
+@pytest.mark.parametrize(("number", "step_s"), [(0, 0.1), (1, 1), (2, 1)], ids=["ask", "watch", "react"])
 def test_the_examples_run(number: int, step_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()

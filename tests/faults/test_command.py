@@ -19,7 +19,7 @@ from tests.support.service_process import ServiceProcess
 DOCS = Path(__file__).parents[2] / "docs"
 DOC = (DOCS / "reference" / "faults.md").read_text(encoding="utf-8")
 GUIDE = (DOCS / "how-to" / "faults.md").read_text(encoding="utf-8")
-SETTING = re.findall(r"`forewarn (fault set [^`]+)`", DOC)
+SETTING = [f"fault set {line}" for line in re.findall(r"^\| `([a-z][^`]+)` \|", DOC, re.MULTILINE)]
 OTHERS = re.findall(r"^forewarn (fault .+)$", GUIDE, re.MULTILINE)
 
 

@@ -136,7 +136,7 @@ def test_the_documented_example_is_accepted(tmp_path: Path) -> None:
     assert found is not None
     settings = load_settings({}, lab=True, config=write_file(tmp_path / "f.toml", found[1]), environ=HOME)
     assert settings.port == 9000
-    assert len(SimulatedBehaviour.from_rules(list(settings.simulate)).rules) == 2
+    assert len(SimulatedBehaviour.from_rules(list(settings.simulate)).rules) == 1
 
 
 @pytest.mark.parametrize(

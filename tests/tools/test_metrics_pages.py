@@ -7,7 +7,7 @@ import re
 from tools.docs.__main__ import DOCS
 from tools.docs.metrics import with_metrics
 
-ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(\w+)`(?: (.*?))? \| (.*) \|$", re.MULTILINE)
 PAGE = with_metrics((DOCS / "reference/metrics.md").read_text(encoding="utf-8"))
 
 
@@ -22,7 +22,7 @@ def test_every_metric_has_one_row_with_a_whole_sentence() -> None:
 
 def test_a_row_names_the_values_of_labels_but_not_those_of_this_installation() -> None:
     rows = {name: labels for name, labels, _ in ROW.findall(PAGE)}
-    assert rows["forewarn_acts_total"].startswith("`outcome`: performed, failed; `verb`: freeze, ")
+    assert rows["forewarn_acts_total"] == "`outcome`: performed, failed; `verb`: [a verb](hypervisors.md)"
     assert rows["forewarn_notice_given_seconds"] == "`kind`"
     assert rows["forewarn_build_info"] == "`python`: its version; `version`: the program's"
     assert rows["forewarn_worker_lag_seconds"] == "`worker`: its number, from 1"
@@ -30,6 +30,6 @@ def test_a_row_names_the_values_of_labels_but_not_those_of_this_installation() -
 
 def test_an_old_table_is_replaced_and_the_text_around_it_stays() -> None:
     written = with_metrics("before\n<!-- metrics: begin agent (x) -->\n| old |\n<!-- metrics: end -->\nafter\n")
-    assert written.startswith("before\n<!-- metrics: begin agent (x) -->\n| metric |")
+    assert written.startswith("before\n<!-- metrics: begin agent (x) -->\n| metric and labels |")
     assert written.endswith("<!-- metrics: end -->\nafter\n")
     assert "| old |" not in written

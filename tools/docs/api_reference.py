@@ -11,13 +11,12 @@ _HEAD = f"""# The API
 
 <!-- from src/forewarn/api, by `make docs` -->
 
-The API is under `{API_PREFIX}/`. Our command line uses it on the unix socket `forewarn.sock` in the data directory,
-where the caller may do everything. Other clients use it over TLS with a bearer token (`Authorization: Bearer …`); their
-roles decide what they may do. `GET {API_PREFIX}/openapi.json` describes bodies, queries and responses.
+The API is under `{API_PREFIX}/`: on the unix socket `forewarn.sock` in the data directory, where the caller may do
+everything, and over TLS with a bearer token (`Authorization: Bearer …`), whose roles decide.
+`GET {API_PREFIX}/openapi.json` describes bodies, queries and responses.
 
-Bodies and responses are JSON. Times are ISO 8601 text in UTC (`2026-11-18T21:08:06.123Z`), by the service's clock;
-durations are seconds. In a lab, that clock may be ahead of real time. An unknown field or parameter is an error.
-An error changes nothing, and its message says what to do:
+Times are ISO 8601 text in UTC (`2026-11-18T21:08:06.123Z`), by the service's clock, which a lab can move; durations are
+seconds. An unknown field or parameter is an error. An error changes nothing, and its message says what to do:
 
 ```json
 {{"error": {{"code": "NotFound", "message": "VM 'wbe-0' does not exist: did you mean 'web-0'? …"}}}}
@@ -32,33 +31,30 @@ An error changes nothing, and its message says what to do:
 | 409 | `Refused` | its state does not allow this now |
 | 409 | `Conflict` | another change came first: send the request again |
 | 413 | `Rejected` | send a shorter body |
-| 428 | `ConfirmationRequired` | let a person confirm it: see below |
+| 428 | `ConfirmationRequired` | [let a person confirm it](#changes-that-a-person-confirms) |
 | 429 | `TooManyRequests` | too many connections: wait for `Retry-After` ([limits](access.md#limits-of-connections)) |
 | 503 | `Unavailable` | try again later |
 
-Responses never list, count or name what the caller may not read. A caller who may read one VM of a scope sees all
-events of that scope, as the VM does.
+A caller who may read one VM of a scope sees all events of that scope, as the VM does.
 
 ## Calls that are repeated
 
-A call that creates a request may have the header `Idempotency-Key`: 1 to {MAX_KEY_LENGTH} printable ASCII characters,
-new for each request, such as a GUID. If the same caller repeats it with the same key, for instance after a lost
-connection, no second request is created, and the response shows the first one as it is now, even after a restart of
-the service. The same key with another path or body is a 400. A refused call created nothing, so its key may be used
-again. A key is known as long as its request is stored ([history_days](settings.md)). These calls create requests:
-{{keyed}}.
+These calls take the header `Idempotency-Key`, 1 to {MAX_KEY_LENGTH} printable ASCII characters, such as a GUID:
+{{keyed}}. If the same caller repeats a call with the same key, nothing is created, and the response shows the first
+request as it is now, as long as it is stored ([history_days](settings.md)). The same key with another path or body is a
+400. The key of a refused call may be used again.
 
 ## Changes that a person confirms
 
 With the header `Forewarn-Confirm: ask`, a service that is no lab does not interrupt VMs at once, or lose something
 for good: it answers 428 with the `preview` of the route `…/preview`, in which `confirm` has the reasons. To confirm,
-send the call again without the header. `forewarn` sends the header unless it is called with `--yes`. These paths know
-it, and have a route `…/preview` (POST) with the same right: {{previewed}}.
+send the call again without the header. These paths know it, and have a route `…/preview` (POST) with the same right:
+{{previewed}}.
 
 ## Routes
 
-In brackets is the right, over everything unless a route says otherwise. *filtered*: over anything; the response
-has what the caller may read.
+In brackets is the right: by default platform, over everything. *filtered*: over anything; the response has what the
+caller may read.
 
 """
 
@@ -77,4 +73,5 @@ def _item(route: ApiRoute) -> str:
     right = required_right_text(route).replace(" over everything", "")
     right = right.replace(" over anything: the response shows what the caller may read", ", filtered")
     right = right.replace("none: any authenticated caller may", "no right")
-    return f"- `{route.method} {openapi_path(route.path)}` {route.signature.summary} ({right})\n"
+    note = "" if right == "platform" else f" ({right})"
+    return f"- `{route.method} {openapi_path(route.path)}` {route.signature.summary}{note}\n"

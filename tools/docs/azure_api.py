@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from forewarn.arm.routing import COMPUTE_PATH, ArmAuthorizer, ArmRoute, allow_listing, require_on_resource
@@ -27,6 +28,8 @@ _SECTIONS: tuple[tuple[str, str], ...] = (
 _ANONYMOUS_SECTION, _CONTAINERS_SECTION = "Discovery and sign-in", "Subscriptions and groups"
 _TITLES = dict.fromkeys(title for _, title in reversed(_SECTIONS))
 _ORDER = (_ANONYMOUS_SECTION, _CONTAINERS_SECTION, *_TITLES)
+# Summaries that repeat the method and the path.
+_SAYS_NOTHING = re.compile(r"(shows|lists|changes|assigns|deletes an?) |requests [\w-]+$")
 # Over what the right of a route is needed, as the page explains above the routes.
 _NEEDS: dict[ArmAuthorizer, tuple[str, ...]] = {
     require_on_resource: (),
@@ -41,24 +44,21 @@ _PAGE = """\
 
 <!-- from src/forewarn/arm, by `make docs` -->
 
-The service answers the part of Azure Resource Manager that concerns maintenance, over HTTPS at the address of the
-setting `api` ([Settings](settings.md)). Microsoft's own libraries and `az` work with it unchanged: see
-[Use Azure's clients](../how-to/azure.md). [The contract](contract/index.md) says what the operations do to VMs,
-and which notice they give.
+The maintenance part of Azure Resource Manager, over HTTPS at the address of the setting [`api`](settings.md).
+[Use Azure's clients](../how-to/azure.md) is the guide; [the contract](contract/index.md) says what operations do to
+VMs, and which notice they give.
 
 ## Requests
 
 - **Paths** and names are compared without case; doubled slashes and a slash at the end are ignored.
-- **api-version**: the service accepts any version, and none. With the setting `strict_api_versions` it rejects a
-  request without one (400 `MissingApiVersionParameter`) or with an unknown one (400 `InvalidApiVersionParameter`).
-- **Authorization**: `Authorization: Bearer TOKEN`. The caller needs a right over the resource of the path; this is
-  checked before the resource is looked up. Lists show what the caller may read, which may be nothing.
+- **api-version**: any, or none; the setting `strict_api_versions` requires a known one.
+- **Authorization**: `Authorization: Bearer TOKEN`. The right over the resource of the path is checked before the
+  resource is looked up.
 - **Bodies** are JSON. An invalid body changes nothing.
 - **PUT and PATCH** change tags, `scheduledEventsProfile` and `scheduledEventsPolicy`, at once. A PUT removes what it
   leaves out; a PATCH keeps it, but replaces all tags.
 - **x-ms-client-request-id**: an action or DELETE with the id, caller, path, query and body of one within the last
-  hour is a
-  repetition: it creates nothing, and has the same response, even after a restart of the service.
+  hour creates nothing, and has the same response, even after a restart of the service.
 - **Lists** are `{{"value": […]}}`, with a `nextLink` if there is another page.
 
 | right | roles that have it |
@@ -67,8 +67,8 @@ and which notice they give.
 
 ## Errors
 
-`{{"error": {{"code": "…", "message": "…"}}}}`: the message is one sentence that says what to do instead. `target` names
-the invalid member of the body, if there is one.
+`{{"error": {{"code": "…", "message": "…"}}}}`: the message says what to do instead, `target` names the invalid member of
+the body.
 
 | status | code | when |
 |---|---|---|
@@ -78,23 +78,21 @@ the invalid member of the body, if there is one.
 | 400 | `LocationRequired` | a PUT has no `location`: send the whole resource, or PATCH it |
 | 401 | `AuthenticationFailed` | the token is missing or invalid; `WWW-Authenticate` says where to sign in |
 | 403 | `AuthorizationFailed` | the caller lacks the right |
-| 404 | `ResourceNotFound`, `ResourceGroupNotFound`, `SubscriptionNotFound` | the resource or path does not exist |
+| 404 | `ResourceNotFound`, `ResourceGroupNotFound`, `SubscriptionNotFound` | it does not exist |
 | 405 | `MethodNotAllowed` | the path has other methods: `Allow` names them |
-| 409 | `OperationNotAllowed` | the state does not allow it, such as a second restart while one is pending |
-| 409 | `PropertyChangeNotAllowed` | an update would change a member that only the fleet file changes |
+| 409 | `OperationNotAllowed` | its state does not allow it, such as a second restart |
+| 409 | `PropertyChangeNotAllowed` | only the fleet file changes this member |
 | 409 | `Conflict` | another change came first: read again, then send the request again |
 | 413 | `RequestEntityTooLarge` | the body is too long |
-| 429 | `TooManyRequests` | the caller has too many connections open: try again after `Retry-After` seconds |
-| 500 | `InternalServerError` | forewarn failed with an internal error: see its log |
+| 429 | `TooManyRequests` | too many open connections: try again after `Retry-After` seconds |
+| 500 | `InternalServerError` | see the log of the service |
 | 503 | `ServiceUnavailable` | try again after `Retry-After` seconds |
 
 The two token routes return OAuth errors: `{{"error": "invalid_client", "error_description": "AADSTS…", …}}`.
 
 ## Operations that take time
 
-A request that is answered with 202 is over when its events are: approved or at the end of their notice, and their
-work done. The
-202 response has no body, and these headers:
+A request that is answered with 202 is over when its events are. The response has no body, and these headers:
 
 | header | what it holds |
 |---|---|
@@ -106,13 +104,14 @@ work done. The
 The operation has `name`, `startTime`, at the end `endTime`, and `status`: `InProgress`, then `Succeeded`, `Failed` or
 `Canceled`; the last two have an `error`. `properties` has the requested operation, the requester, what it `waitsFor`,
 why parts were `skipped`, and its `events`: id, kind, status, VMs, `waitsFor`, and in `approval` who can approve and
-which VMs were given the event. Only the requester and callers who may read all its VMs see an operation.
+which VMs were given the event. The requester and callers who may read all its VMs see an operation.
 
 ## Routes
 
-`…` stands for `{compute}`. The status of a success is 200, of a requested operation 202, unless the route names
-others. GET needs the right *read*, other methods *operate* unless the route names *approve*; over the resource of the
-path, and with *instances* over the set or each named instance, with *flexible VMs* over the set and each VM of a
+`…` stands for `{compute}`. GET shows or lists what the path names, PUT and PATCH create or change it, DELETE deletes
+it, POST requests the operation at the end of the path. Success is 200, for a requested operation 202, unless the route
+names others. GET needs the right *read*, other methods *operate* unless the route names *approve*; over the resource of
+the path, and with *instances* over the set or each named instance, with *flexible VMs* over the set and each VM of a
 flexible one, with *set and VMs* over each VM too. *filtered*: the response has what the caller may read.
 
 {sections}"""
@@ -158,17 +157,22 @@ def _right_rows() -> Iterable[str]:
 
 def _section(title: str, routes: Sequence[ArmRoute]) -> str:
     about = ["These need no token.", ""] if title == _ANONYMOUS_SECTION else []
-    return _lines((f"### {title}", "", *about, *map(_item, routes), ""))
+    items: dict[tuple[str, str], list[str]] = {}
+    for route in routes:
+        paths = items.setdefault((_call(route), "" if _SAYS_NOTHING.match(route.summary) else route.summary), [])
+        paths.append(f"`{route.path.replace(COMPUTE_PATH, '…')}`")
+    shown = (f"- {call} {', '.join(paths)} {summary}".rstrip() for (call, summary), paths in items.items())
+    return _lines((f"### {title}", "", *about, *shown, ""))
 
 
-def _item(route: ArmRoute) -> str:
-    path = route.path.replace(COMPUTE_PATH, "…")
+def _call(route: ArmRoute) -> str:
+    """The method, in brackets what is unusual about the right and the statuses."""
     usual = Right.READ if route.method == "GET" else Right.OPERATE
     notes = [*([] if route.right in (None, usual) else [str(route.right)]), *_NEEDS[route.authorize]]
     statuses = ", ".join(map(str, success_statuses(route)))
     is_usual = statuses == ("202" if route.summary.startswith("requests") else "200")
     note = "; ".join([*notes, *([] if is_usual else [statuses])])
-    return f"- `{route.method} {path}` {route.summary}{f' ({note})' if note else ''}"
+    return f"{route.method}{f' ({note})' if note else ''}"
 
 
 def _lines(lines: Iterable[str]) -> str:

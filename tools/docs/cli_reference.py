@@ -14,7 +14,7 @@ from forewarn.cli.root_command import HELP_SECTIONS, forewarn
 _INDEX = """\
 # The command line
 
-<!-- from src/forewarn/cli, by `make docs` -->
+<!-- generated: src/forewarn/cli -->
 
 `--help` behind a command shows what is on these pages. Durations are written like `90s`, `15m`, `1h30m` or `7d`.
 Commands take VMs, hosts, scopes, events and requests by name, by id, or by the beginning of an id.
@@ -38,7 +38,6 @@ _COMMON = {
     if isinstance(option, click.Option) and option.opts != ["--version"]
 }
 _MOST_EXAMPLES = 2
-_FEWEST_SHARED = 3  # with fewer, a table of shared options is longer than the repetition
 _EXAMPLES = re.compile(r"(?:\A|\n)\s*Examples?:\n")
 
 
@@ -52,7 +51,7 @@ def cli_pages() -> dict[str, str]:
     return pages | {
         "reference/cli/index.md": _INDEX.format(
             groups=groups,
-            common=_option_table(_options(forewarn, is_common=True)),
+            common=_option_list(_options(forewarn, is_common=True)),
             exit_codes="\n".join(
                 f"| {code} | {meaning} |" for code, meaning in re.findall(r"^(\d+)\s+(.+)$", exit_codes, re.MULTILINE)
             ),
@@ -85,10 +84,15 @@ def _slug(title: str) -> str:
 
 
 def _links(title: str, names: dict[str, str]) -> str:
-    return ", ".join(
-        f"[{path.removeprefix('forewarn ')}]({_slug(title)}.md#{path.replace(' ', '-')})"
-        for path, _ in _commands(names)
-    )
+    """A link to each command, with the words that several begin with once before them."""
+    texts: list[str] = []
+    for name in names:
+        paths = [path for path, _ in _commands({name: ""})]
+        links = {path: f"]({_slug(title)}.md#{path.replace(' ', '-')})" for path in paths}
+        itself = links.pop(f"forewarn {name}", None)
+        children = (f"[{path.removeprefix(f'forewarn {name} ')}{link}" for path, link in links.items())
+        texts.append(f"{f'[{name}{itself}' if itself else name} {', '.join(children)}".rstrip())
+    return "; ".join(texts)
 
 
 def _commands(names: dict[str, str]) -> list[tuple[str, click.Command]]:
@@ -105,12 +109,10 @@ def _page(title: str, names: dict[str, str]) -> str:
     options = [option for _, command in commands for option in _options(command, is_common=False)]
     uses = Counter(map(_row, options))
     shared = {row: option for option in options if uses[row := _row(option)] > 1}
-    if len(shared) < _FEWEST_SHARED:
-        shared = {}
-    parts = [f"# {title}", "<!-- from src/forewarn/cli, by `make docs` -->"]
+    parts = [f"# {title}", "<!-- generated: src/forewarn/cli -->"]
     parts += [_command(path, command, set(shared)) for path, command in commands]
     if shared:
-        parts += ["## Options of several commands", _option_table(list(shared.values()))]
+        parts += ["## Options of several commands", _option_list(list(shared.values()))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -124,12 +126,15 @@ def _command(path: str, command: click.Command, shared: set[str]) -> str:
     shown = calls[:_MOST_EXAMPLES] if options else []
     synopsis = re.sub(r" \[OPTIONS\]| \[COMMAND\].*", "", usage)
     is_told = synopsis == path and bool(shown)  # an example shows it as well
-    lines = [*shown, *others] if is_told else [synopsis, *shown[:1], *others]
-    parts = [f"## {path}", " ".join(texts), "```text\n" + "\n".join(dict.fromkeys(lines)) + "\n```"]
+    told_more = [call for call in shown if re.search(r" -|=", call)]  # more than a name in place of an argument
+    lines = [*shown, *others] if is_told else [synopsis, *told_more[:1], *others]
+    parts = [f"## {path}", " ".join(texts)]
+    if lines != [path]:
+        parts.append("```text\n" + "\n".join(dict.fromkeys(lines)) + "\n```")
     if own := [option for option in options if _row(option) not in shared]:
-        parts.append(_option_table(own))
+        parts.append(_option_list(own))
     if also := [f"`{option.opts[0]}`" for option in options if _row(option) in shared]:
-        parts.append(f"{'Also' if own else 'Takes'} {', '.join(also)} ([below](#options-of-several-commands)).")
+        parts.append(f"[Shared](#options-of-several-commands): {', '.join(also)}")
     return "\n\n".join(parts)
 
 
@@ -151,12 +156,12 @@ def _options(command: click.Command, *, is_common: bool) -> list[click.Option]:
     return [option for option in options if ((*option.opts, option.help) in _COMMON) is is_common]
 
 
-def _option_table(options: list[click.Option]) -> str:
-    return "\n".join(["option | what it does", "---|---", *map(_row, options)])
+def _option_list(options: list[click.Option]) -> str:
+    return "\n".join(f"- {_row(option)}" for option in options)
 
 
 def _row(option: click.Option) -> str:
-    return f"`{_spelling(option)}` | {_option_help(option)}"
+    return f"`{_spelling(option)}`: {_option_help(option)}"
 
 
 def _spelling(option: click.Option) -> str:
@@ -170,7 +175,7 @@ def _spelling(option: click.Option) -> str:
 
 
 def _option_help(option: click.Option) -> str:
-    text = " ".join((option.help or "").split()).replace("|", r"\|")
+    text = " ".join((option.help or "").split())
     if isinstance(option.show_default, str) or (option.show_default and option.default not in (None, False)):
         text += f" Default: {option.show_default if isinstance(option.show_default, str) else option.default}."
     if option.show_envvar and isinstance(option.envvar, str):

@@ -5,23 +5,21 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
 
 from forewarn.crash_test.case import Case
 from forewarn.crash_test.cases import ALL_CASES
-from forewarn.crash_test.verdict import Severity
 
 _ISSUE = re.compile(r"([A-Za-z0-9-]+/[A-Za-z0-9._-]+)#([0-9]+)")
-_COMMENT = "<!-- from src/forewarn/crash_test/cases, by `make docs` -->"
+_COMMENT = "<!-- generated: src/forewarn/crash_test/cases -->"
 _INDEX = """\
 # The cases of the crash test
 
 {comment}
 
 There are {count} cases, in {areas} areas. [Crash-test a handler](../../how-to/crash-test.md) explains profiles,
-severities and grades. (P): a case whose id ends in `-preempt` does the same before an eviction, for the profile spot.
+severities and grades; `forewarn crash-test list` shows those of each case, `forewarn crash-test explain CASE` its
+demands. (P): a case whose id ends in `-preempt` does the same before an eviction, for the profile spot.
 
 {index}
 """
@@ -30,15 +28,14 @@ _PAGE = """\
 
 {comment}
 
-{about} Unless a case says otherwise, it is for the profiles {profiles}, and a failure {severity}. Most cases
-demand: {demands}. `forewarn crash-test explain CASE` shows the demands of each.
+{about}
 
 {sections}
 """
 
 
 def crash_test_pages() -> dict[str, str]:
-    """The pages with every case: its reason, sources, profiles, demands and severity; by their path in docs/."""
+    """The pages with every case: its reason, needs and sources; by their path in docs/."""
     areas = {
         area: [case for case in ALL_CASES if case.area == area] for area in dict.fromkeys(c.area for c in ALL_CASES)
     }
@@ -50,20 +47,8 @@ def crash_test_pages() -> dict[str, str]:
 
 def _page(area: str, cases: Sequence[Case]) -> str:
     about = (inspect.getdoc(sys.modules[f"forewarn.crash_test.cases.{area}"]) or "").partition("\n")[0]
-    profiles, severity, demands = (
-        Counter(map(facts, cases)).most_common(1)[0][0] for facts in (_profiles, _severity, _demands)
-    )
-    usual = (profiles, severity)
-    sections = [_section(case, cases, usual) for case in cases if not _is_same(case, cases)]
-    return _PAGE.format(
-        area=area,
-        comment=_COMMENT,
-        about=about,
-        profiles=profiles,
-        severity=severity,
-        demands=demands,
-        sections="\n\n".join(sections),
-    )
+    sections = [_section(case, cases) for case in cases if not _is_same(case, cases)]
+    return _PAGE.format(area=area, comment=_COMMENT, about=about, sections="\n\n".join(sections))
 
 
 def _eviction(case: Case, cases: Sequence[Case]) -> Case | None:
@@ -85,31 +70,15 @@ def _link(case: Case, cases: Sequence[Case]) -> str:
     return f"[{name}]({case.area}.md#{case.id}){' (P)' if _eviction(case, cases) else ''}"
 
 
-def _section(case: Case, cases: Sequence[Case], usual: tuple[str, str]) -> str:
+def _section(case: Case, cases: Sequence[Case]) -> str:
     eviction = _eviction(case, cases)
-    facts = [fact for fact in (_profiles(case), _severity(case)) if fact not in usual]
-    facts += [f"needs {', '.join(sorted(case.needs))}"] if case.needs else []
-    facts += [f"also `{eviction.id}`, {_profiles(eviction)}"] if eviction else []
+    facts = [f"needs {', '.join(sorted(case.needs))}"] if case.needs else []
+    facts += [f"also `{eviction.id}`"] if eviction else []
     first = next(other for other in cases if other.reason == case.reason)
     if first is not case:
         return f"## {case.id}\n\n**{case.title}** As [{first.id}](#{first.id}).\n\n{' · '.join(facts)}".rstrip()
     facts.append(", ".join(map(_source_link, case.sources)))
     return f"## {case.id}\n\n**{case.title}** {case.reason}\n\n{' · '.join(facts)}"
-
-
-def _profiles(case: Case) -> str:
-    return ", ".join(sorted(case.profiles))
-
-
-def _severity(case: Case) -> str:
-    text = "is noise" if case.severity is Severity.NOISE else case.severity.value
-    return f"{text}, in a rare case" if case.is_rare else text
-
-
-def _demands(case: Case) -> str:
-    """All demands, with *it* once where the handler itself is the subject of several in a row."""
-    parts = [list(group) for _, group in groupby((demand.text for demand in case.demands), lambda text: text[:3])]
-    return "; ".join(", ".join([texts[0], *(text.removeprefix("it ") for text in texts[1:])]) for texts in parts)
 
 
 def _source_link(source: str) -> str:

@@ -40,10 +40,8 @@ _PAGE = """\
 
 <!-- from src/forewarn/core/faults.py, by `make docs` -->
 
-Clients of scheduled events have met all of these on Azure. No fault is active unless you set it, for one VM, the VMs
-of a
-scope or every VM. [Make the endpoint fail on purpose](../how-to/faults.md) is the guide; `forewarn fault list --kinds`
-prints this list.
+[Make the endpoint fail on purpose](../how-to/faults.md) is the guide. Clients have met all of these faults on Azure.
+The examples follow `forewarn fault set`.
 
 {sections}
 
@@ -55,11 +53,8 @@ were set. An event without notice still waits for other update domains. A fault 
 
 ## For programs
 
-`GET /forewarn/v1/faults` lists faults, storms and kinds. `POST /forewarn/v1/faults` sets a fault:
-`{{"kind": "stale", "vm": "web-0", "count": 3, "parameters": {{"age_s": 45}}}}`. Use `scope` or `"all": true` instead of
-`vm`; `duration_s` is how long it lasts. `DELETE /forewarn/v1/faults/ID` clears one fault.
-`POST /forewarn/v1/faults/clear` clears those that match `ids`, `kind`, `vm`, `scope` or `all`.
-`POST /forewarn/v1/faults/storm` takes `seed`, `vms` and `duration_s`.
+[The API](api.md#routes) sets, lists and clears faults; a body of `POST /forewarn/v1/faults` is
+`{{"kind": "stale", "vm": "web-0", "count": 3, "parameters": {{"age_s": 45}}}}`.
 """
 
 
@@ -72,11 +67,11 @@ def faults_markdown() -> str:
 
 
 def _table(category: FaultCategory) -> str:
-    rows = ["| fault | what a client sees | parameters | try it |", "|---|---|---|---|"]
+    rows = ["| example | what a client sees | parameters |", "|---|---|---|"]
     for kind, definition in FAULT_DEFINITIONS.items():
         if definition.category is category:
-            example = f"forewarn fault set {kind} {_EXAMPLES[kind]}"
-            rows.append(f"| `{kind}` | {_symptom(definition)} | {_parameters(definition)} | `{example}` |")
+            example = f"{kind} {_EXAMPLES[kind]}"
+            rows.append(f"| `{example}` | {_symptom(definition)} | {_parameters(definition)} |")
     return "\n".join(rows)
 
 

@@ -17,19 +17,18 @@ _MEANINGS = {
         "the address by which the service identifies the VM; of the first VM, counted up from there, or with `{n}`"
     ),
     "approve_all_down": (
-        "`false`: what would stop the last running VM of its scope is never approved automatically; for a VM in a set, "
-        "write it at the set"
+        "`false`: what would stop the last running VM of its scope is never approved automatically; as `auto_approve`"
     ),
-    "auto_approve": "user operations that need no approval; for a VM in a set, write it at the set",
-    "availability_set": "its availability set, declared in the same file; at most one of the three kinds of sets",
-    "cloud_service": "its cloud service, declared in the same file",
+    "auto_approve": "user operations that need no approval; VMs of a set have that of the set",
+    "availability_set": "declared in the same file; a VM has at most one set",
+    "cloud_service": "declared in the same file",
     "computer_name": "the hostname in the guest",
     "computer_name_prefix": "before six digits of base 36: `worker00000A` is the hostname of `workers_10`",
     "count": "how many the table declares",
     "directory": "the working directory of the program",
     "environment": "variables of the program; a VM adds its own to those of its scale set",
     "eviction_policy": "what happens to an evicted VM; only with Spot",
-    "fault_domain": "below the number of fault domains of its set",
+    "fault_domain": "below `fault_domains` of its set",
     "fault_domains": "how many fault domains it has",
     "first": "the first number",
     "host": "the first host of the VM",
@@ -47,12 +46,12 @@ _MEANINGS = {
     "program": "the program of a [namespace VM](hypervisors.md), and its arguments",
     "resource_group": "the name of a resource group; it need not be declared",
     "roles": "its roles, or `[[cloud_services.roles]]`",
-    "scale_set": "its scale set, declared in the same file",
+    "scale_set": "declared in the same file",
     "size": "any text",
     "subscription": "the name of a declared subscription, or an id",
     "tags": "sets and VMs add their own to those of `[defaults]`; those of the VM win",
     "terminate_notification": "minutes of notice before the VM is deleted; never with Spot",
-    "update_domain": "below the number of update domains of its set",
+    "update_domain": "below `update_domains` of its set",
     "update_domains": "how many update domains it has",
     "zone": "not together with an availability set, nor with `zones`",
     "zones": "several, taken in turn",
@@ -63,9 +62,9 @@ _DEFAULTS = {
     "computer_name": "the name",
     "computer_name_prefix": "the name",
     "directory": "that of the service",
-    "fault_domain": "the VMs of a set take the domains in turn",
+    "fault_domain": "in turn",
     "host": "the host with the fewest VMs; update domains are kept apart",
-    "update_domain": "the VMs of a set take the domains in turn",
+    "update_domain": "in turn",
     "availability_set": "a standalone VM",
     "cloud_service": "a standalone VM",
     "scale_set": "a standalone VM",
@@ -92,8 +91,7 @@ _PAGE = """\
 
 <!-- from src/forewarn/core/fleetfile/tables.py, by `make docs` -->
 
-A fleet file declares hosts and virtual machines (VMs) in TOML. [Describe and change a fleet](../how-to/fleet.md) is the
-guide, with a full example and patterns such as `web-{{n}}`. The service rejects a file with problems as a whole.
+[Describe and change a fleet](../how-to/fleet.md) is the guide, with a full example and patterns such as `web-{{n}}`.
 
 ## Tables
 

@@ -46,6 +46,7 @@ _OPEN_VALUES = {
     "python": "its version",
     "worker": "its number, from 1",
     "step": "a step of the file",
+    "verb": "[a verb](hypervisors.md)",
 }
 _NODE_PREFIXES = ("forewarn_node", "forewarn_host_node")
 _TABLE = re.compile(r"(<!-- metrics: begin (\w+) .*? -->\n).*?(<!-- metrics: end -->)", re.DOTALL)
@@ -135,10 +136,10 @@ def _service_table(name: str) -> str:
 
 
 def _table(families: Iterable[Metric]) -> str:
-    rows = ["| metric | labels | meaning |", "|---|---|---|"]
+    rows = ["| metric and labels | meaning |", "|---|---|"]
     for name, family in sorted((_sample_name(family), family) for family in families):
         note = " (histogram)" if family.type == "histogram" else ""
-        rows.append(f"| `{name}` | {_labels(family)} | {family.documentation}{note} |")
+        rows.append(f"| `{name}` {_labels(family)}".rstrip() + f" | {family.documentation}{note} |")
     return "\n".join(rows) + "\n"
 
 
@@ -158,7 +159,9 @@ def _labels(family: Metric) -> str:
     for label, found in values.items():
         if label == "kind" and not family.name.startswith("forewarn_unannounced"):
             texts.append("`kind`")
-        elif label in _OPEN_VALUES and (is_info or label != "version"):
+        elif label == "version" and not is_info:
+            texts.append("`version`: an api-version, other, none")
+        elif label in _OPEN_VALUES:
             texts.append(f"`{label}`: {_OPEN_VALUES[label]}")
         else:
             texts.append(f"`{label}`: {', '.join(found)}")
