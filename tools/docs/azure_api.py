@@ -67,8 +67,7 @@ VMs, and which notice they give.
 
 ## Errors
 
-`{{"error": {{"code": "…", "message": "…"}}}}`: the message says what to do instead, `target` names the invalid member of
-the body.
+`{{"error": {{"code": "…", "message": "…"}}}}`: the message says what to do instead, `target` names the invalid member.
 
 | status | code | when |
 |---|---|---|
