@@ -116,7 +116,7 @@ def test_a_tag_is_a_name_in_any_case_or_a_name_with_an_exact_value(tag: str, exp
     ("target", "text"),
     [
         ({"hosts": ("h1",)}, "h1"),
-        ({"scope_id": "vm:sub/lab/web"}, "VM web"),
+        ({"scope_id": "vm:sub/lab/web"}, "web"),
         ({"tag": "app=web"}, "VMs with the tag app=web"),
         ({"location": "WestEurope"}, "VMs in WestEurope"),
         ({"everything": True}, "all VMs"),

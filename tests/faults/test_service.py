@@ -192,8 +192,8 @@ def test_a_fault_expires_by_its_count_and_by_its_duration_and_the_history_says_s
     assert sorted(ends) == sorted(
         [
             f"fault {counted} (gone) set for scoped-0 by USER, 2 requests at most, for 1 min 10 s at most",
-            f"fault {brief} (reset) set for availability set scoped by USER, for 0.05 s at most",
-            f"fault {brief} (reset) of availability set scoped expired: it affected 0 requests",
+            f"fault {brief} (reset) set for scoped by USER, for 0.05 s at most",
+            f"fault {brief} (reset) of scoped expired: it affected 0 requests",
             f"fault {counted} (gone) of scoped-0 expired: it affected 2 requests",
         ]
     )
@@ -212,7 +212,7 @@ def test_the_explanation_of_a_vm_names_active_faults_and_affected_requests(servi
     assert f"Fault {fault} (internal-error) is on for explain-0, set by USER: it began" in " ".join(now)
     assert "2 of 5 left." in " ".join(now)
     assert any(text.startswith("It has affected 3 requests of explain-0, the last") for text in now)
-    assert any(f"Fault {everyone} (no-notice) is on for availability set explain" in text for text in now)
+    assert any(f"Fault {everyone} (no-notice) is on for explain" in text for text in now)
     assert any(f"fault {fault} (internal-error) set for explain-0" in line["text"] for line in explanation["lines"])
 
     neighbour = service.api("GET", "/explain/explain-1").json
@@ -220,7 +220,7 @@ def test_the_explanation_of_a_vm_names_active_faults_and_affected_requests(servi
     assert any(f"Fault {everyone} " in text for text in neighbour["now"])
 
     event = restart(service, "explain-0")
-    assert event["note"] == f"fault {everyone} (no-notice) of availability set explain: no notice"
+    assert event["note"] == f"fault {everyone} (no-notice) of explain: no notice"
     lines = [line.get("detail", "") for line in service.api("GET", "/explain/explain-0").json["lines"]]
     assert any(f"no notice: fault {everyone} (no-notice)" in detail for detail in lines)
 
