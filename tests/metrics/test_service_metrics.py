@@ -299,7 +299,7 @@ def test_two_services_in_one_process_have_separate_metrics(make_metered: Callabl
 def test_every_metric_is_documented_with_its_labels(metered: MeteredWorld) -> None:
     metered.worker_lags = [(0.0, 0.0)]
     page = DOCS.read_text(encoding="utf-8").partition("\n## Host nodes")[0]  # the rest is of other processes
-    rows = re.findall(r"^\| `(forewarn_\w+)` \| (.*?) \|", page, re.MULTILINE)
+    rows = re.findall(r"^\| `(forewarn_\w+)` (.*?)\|", page, re.MULTILINE)
     documented = {name.removesuffix("_total"): set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     families = {family.name: family for family in read(metered.text()) if family.name.startswith("forewarn_")}
     exported = {
