@@ -62,4 +62,4 @@ def test_the_event_is_approved_after_bad_answers(scheduled_events: Lab) -> None:
     faults = [scheduled_events.fault(kind, times=2) for kind in ("gone", "reset", "empty-body")]
     with draining(scheduled_events, "web-0", "true"):
         scheduled_events.wait_for(lambda: event.approved)
-    assert [fault.touched for fault in faults] == [2, 2, 2]
+    assert [fault.applied for fault in faults] == [2, 2, 2]

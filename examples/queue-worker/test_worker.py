@@ -104,7 +104,7 @@ def test_work_continues_after_a_reboot_was_withdrawn(scheduled_events: Lab, tmp_
     event = scheduled_events.reboot("vm-0")
     worker.run_once()
     assert event.withdrawn
-    assert fault.touched == 1
+    assert fault.applied == 1
     worker.run_once()
     assert not worker.is_paused
 
@@ -116,7 +116,7 @@ def test_work_continues_while_the_service_has_a_fault(scheduled_events: Lab, tmp
     worker = worker_in(scheduled_events, "vm-0", tmp_path)
     work(worker, 3)
     assert saved_jobs(tmp_path) == {"big.done": 3}
-    assert fault.touched >= 3
+    assert fault.applied >= 3
 
     scheduled_events.clear_faults()
     event = scheduled_events.reboot("vm-0")

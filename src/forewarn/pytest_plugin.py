@@ -76,7 +76,7 @@ def scheduled_events_factory(request: pytest.FixtureRequest) -> Iterator[Callabl
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Hook of pytest: add the report of each lab (`Lab.story`) to the report of a test that failed.
+    """Hook of pytest: add the report of each lab (`Lab.report`) to the report of a test that failed.
 
     Failures of setup or teardown get none. Returns the report of the other hooks.
     """
@@ -89,7 +89,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def _lab_report(lab: Lab) -> str:
     """The lab's report; a broken lab must not cost the report of the test."""
     try:
-        return lab.story
+        return lab.report
     except Exception as error:
         return f"the lab cannot be read: {error}"
 

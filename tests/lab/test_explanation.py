@@ -95,4 +95,4 @@ def test_the_event_that_keeps_a_gate_closed_is_named() -> None:
 def test_the_report_is_the_history_and_then_every_event() -> None:
     with Lab(["web-0"]) as lab:
         event = lab.reboot("web-0")
-        assert lab.story == "\n".join([*lab.history, "", str(event)])
+        assert lab.report == "\n".join([*lab.history, "", str(event)])

@@ -15,8 +15,8 @@ def test_only_the_next_polls_fail(guest: Any) -> None:
         fault = lab.fail_next_polls(3)
         a, b = guest(lab.vm("a")), guest(lab.vm("b"))
         assert [asked.poll().status for asked in (a, b, a, b, a)] == [500, 500, 500, 200, 200]
-        assert fault.touched == 3
-        assert repr(fault) == "<fault internal-error, touched 3>"
+        assert fault.applied == 3
+        assert repr(fault) == "<fault internal-error, applied 3>"
 
 
 def test_a_fault_of_one_vm_affects_no_other(guest: Any) -> None:
@@ -24,8 +24,8 @@ def test_a_fault_of_one_vm_affects_no_other(guest: Any) -> None:
         fault = lab.fault("empty-body", vm="a", times=2)
         assert guest(lab.vm("b")).poll().body != b""
         assert [guest(lab.vm("a")).poll().body == b"" for _ in range(3)] == [True, True, False]
-        assert fault.touched == 2
-        assert lab.fail_next_polls(1, vm="b").touched == 0
+        assert fault.applied == 2
+        assert lab.fail_next_polls(1, vm="b").applied == 0
 
 
 def test_a_fault_lasts_until_it_is_cleared(guest: Any) -> None:
@@ -41,7 +41,7 @@ def test_fault_parameters_are_durations() -> None:
         fault = lab.fault("short-notice", vm="a", times=1, notice="8s")
         event = lab.reboot("a")
         assert event.notice.total_seconds() == 8
-        assert fault.touched == 1
+        assert fault.applied == 1
         lab.fault("several-at-once", vm="a", events=4)
         assert [each.kind for each in lab.events] == ["Reboot", *["Freeze"] * 4]
 

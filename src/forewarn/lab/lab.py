@@ -132,8 +132,8 @@ class Lab:
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-        if error is not None and self.story not in str(error):
-            error.add_note(f"what happened in the lab:\n{self.story}")
+        if error is not None and self.report not in str(error):
+            error.add_note(f"what happened in the lab:\n{self.report}")
 
     @property
     def now(self) -> datetime:
@@ -152,7 +152,7 @@ class Lab:
     def run_until(self, condition: Callable[[], T], *, within: DurationLike = "30d") -> T:
         """Move the clock ahead, from one due time to the next, until `condition` holds; return its value.
 
-        Raises AssertionError with `story`, the report of the lab, if it does not hold within `within` of lab time.
+        Raises AssertionError with `report`, the report of the lab, if it does not hold within `within` of lab time.
         """
         end = self.read(LabService.now) + duration_seconds(within)
         for _ in range(_MAX_STEPS):
@@ -162,17 +162,17 @@ class Lab:
             if now >= end:
                 break
             self._advance(max(min(end if wake is None else wake, end) - now, 1e-6))
-        raise AssertionError(f"it did not happen within {within} of lab time:\n{self.story}")
+        raise AssertionError(f"it did not happen within {within} of lab time:\n{self.report}")
 
     def wait_for(self, condition: Callable[[], T], *, within: DurationLike = "60s") -> T:
         """Wait in real time, with the lab's clock stopped, until `condition` holds; return its value.
 
-        For a handler that runs beside the test. Raises AssertionError with `story` after `within` of real time.
+        For a handler that runs beside the test. Raises AssertionError with `report` after `within` of real time.
         """
         deadline = time.monotonic() + duration_seconds(within)
         while not (value := condition()):
             if time.monotonic() >= deadline:
-                raise AssertionError(f"it did not happen within {within} of real time:\n{self.story}")
+                raise AssertionError(f"it did not happen within {within} of real time:\n{self.report}")
             time.sleep(_CONDITION_INTERVAL_S)
         return value
 
@@ -303,7 +303,7 @@ class Lab:
     def fail_next_polls(self, times: int, *, vm: str | None = None) -> LabFault:
         """Answer the next `times` polls and approvals, of one VM or of all VMs in total, with status 500.
 
-        The fault's `touched` counts the requests.
+        The fault's `applied` counts the requests.
         """
         return self.fault("internal-error", vm=vm, times=times)
 
@@ -331,7 +331,7 @@ class Lab:
         return self.read(history_lines)
 
     @property
-    def story(self) -> str:
+    def report(self) -> str:
         """The lab's report as text: the history, then the explanations of the ten newest events, oldest first.
 
         A test that fails inside of the `with` block shows it.

@@ -282,7 +282,7 @@ class LabFault:
         self.kind = kind
 
     @property
-    def touched(self) -> int:
+    def applied(self) -> int:
         """How many requests the fault has affected, or events it has changed or added, so far.
 
         0 for `incarnation-reset`, which affects neither.
@@ -292,7 +292,7 @@ class LabFault:
         )
 
     def __repr__(self) -> str:
-        return f"<fault {self.kind}, touched {self.touched}>"
+        return f"<fault {self.kind}, applied {self.applied}>"
 
 
 def _find_vm(service: LabService, key: str) -> Vm:
