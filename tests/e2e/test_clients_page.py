@@ -57,8 +57,8 @@ def test_the_clients_page_shows_what_handlers_do(tmp_path: Path, workers: int) -
 
         service.api("POST", "/requests", {"operation": "restart", "vms": ["web-0", "web-1"]})
         service.guest("web-0", "GET", POLL, **{"User-Agent": "handler/1.0"})
-        page = portal.clients("&only=unprepared")
-        assert page["unprepared_names"] == ["web-1"]
+        page = portal.clients("&only=without-handler")
+        assert page["without_handler_names"] == ["web-1"]
         assert [client["name"] for client in page["clients"]] == ["web-1"]
         given = next(client for client in portal.clients()["clients"] if client["name"] == "web-0")
         assert given["pending"]["delivery"] == "delivered"

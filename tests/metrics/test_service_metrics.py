@@ -224,7 +224,7 @@ def test_vms_are_counted_by_polling_state(metered: MeteredWorld) -> None:
     assert (metered.value("scopes_enabled"), metered.value("scopes_polling")) == (3, 1)
 
 
-def test_unprepared_vms_and_unwatched_scopes_are_counted(metered: MeteredWorld) -> None:
+def test_vms_without_handler_and_unwatched_scopes_are_counted(metered: MeteredWorld) -> None:
     metered.record_poll("db")
     metered.world.ask(RequestedOperation.RESTART, "db")
     metered.world.ask(RequestedOperation.RESTART, "web-0")

@@ -1,4 +1,4 @@
-"""The clients page: which VMs are unprepared and why, in which order, and how each VM polls."""
+"""The clients page: which VMs have no handler and why, in which order, and how each VM polls."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def fleet(api: Api) -> Fleet:
 def test_the_headline_names_a_vm_whose_event_was_not_delivered(fleet: Fleet) -> None:
     fleet.request_restart("db")
     page = fleet.get()
-    assert "1 VM with a pending event is unprepared: db. The first event may start at 12:15:00 ." in page.text
-    assert "unprepared: no client has polled yet" in page.text
+    assert "1 VM with a pending event has no handler: db. The first event may start at 12:15:00 ." in page.text
+    assert "no handler: no client has polled yet" in page.text
 
 
-def test_no_vm_is_unprepared_without_pending_events(fleet: Fleet) -> None:
+def test_every_vm_has_a_handler_without_pending_events(fleet: Fleet) -> None:
     page = fleet.get()
-    assert "No VM with a pending event is unprepared." in page.text
+    assert "Every VM with a pending event has a handler." in page.text
     assert "never polled 7" in page.text
 
 
@@ -95,14 +95,14 @@ def test_a_vm_that_received_its_event_is_prepared(fleet: Fleet) -> None:
     event_id = fleet.request_restart("db")
     fleet.polls("db")
     fleet.deliver("db", event_id)
-    assert "No VM with a pending event is unprepared." in fleet.get().text
+    assert "Every VM with a pending event has a handler." in fleet.get().text
     assert fleet.client("db")["pending"]["delivery"] == "delivered"
 
 
 def test_a_vm_is_prepared_if_another_vm_of_its_scope_received_the_event(fleet: Fleet) -> None:
     event_id = fleet.request_restart("web-0")
     fleet.deliver("web-1", event_id)
-    assert fleet.json()["unprepared"] == 0
+    assert fleet.json()["without_handler"] == 0
     assert fleet.client("web-0")["pending"]["delivery"] == "neighbour"
     assert "delivered to another VM of the scope only" in fleet.get().text
 
@@ -110,42 +110,42 @@ def test_a_vm_is_prepared_if_another_vm_of_its_scope_received_the_event(fleet: F
 def test_a_polling_vm_receives_its_event_with_the_next_poll(fleet: Fleet) -> None:
     fleet.polls("db")
     fleet.request_restart("db")
-    assert fleet.json()["unprepared"] == 0
+    assert fleet.json()["without_handler"] == 0
     assert fleet.client("db")["pending"]["delivery"] == "pending"
 
 
-def test_a_vm_is_unprepared_if_its_api_version_does_not_list_the_kind(fleet: Fleet) -> None:
+def test_a_vm_has_no_handler_if_its_api_version_does_not_list_the_kind(fleet: Fleet) -> None:
     """Spec §3: 2017-08-01 does not list Preempt."""
     fleet.polls("spot", version="2017-08-01")
     fleet.world.ask(RequestedOperation.EVICT, "spot")
-    assert "1 VM with a pending event is unprepared: spot" in fleet.get().text
+    assert "1 VM with a pending event has no handler: spot" in fleet.get().text
     assert (
-        fleet.client("spot")["unprepared_reason"]
+        fleet.client("spot")["no_handler_reason"]
         == "the client polls with 2017-08-01, which does not list Preempt events"
     )
 
 
-def test_a_vm_that_stopped_polling_is_unprepared(fleet: Fleet) -> None:
+def test_a_vm_that_stopped_polling_has_no_handler(fleet: Fleet) -> None:
     fleet.polls("db", SILENT)
     fleet.request_restart("db")
-    assert fleet.client("db")["unprepared_reason"] == "the client stopped polling"
+    assert fleet.client("db")["no_handler_reason"] == "the client stopped polling"
     assert "silent for 1 min 30 s" in fleet.get().text
 
 
-def test_a_vm_that_polled_since_and_did_not_receive_the_event_is_unprepared(fleet: Fleet) -> None:
+def test_a_vm_that_polled_since_and_did_not_receive_the_event_has_no_handler(fleet: Fleet) -> None:
     fleet.request_restart("db")
     fleet.polls("db", at=fleet.world.now + 1)
-    assert fleet.client("db")["unprepared_reason"] == "the client polls, but has not received the event"
+    assert fleet.client("db")["no_handler_reason"] == "the client polls, but has not received the event"
 
 
 def test_an_event_that_has_started_is_too_late_to_prepare_for(fleet: Fleet) -> None:
     event_id = fleet.request_restart("db")
     fleet.world.do(fleet.world.control.guests.approve(fleet.world.vm("db").key, (event_id,)))
     fleet.world.do(fleet.world.control.reconciler.catch_up())
-    assert fleet.json()["unprepared"] == 0
+    assert fleet.json()["without_handler"] == 0
 
 
-def test_unprepared_vms_come_first_then_those_that_stopped_then_those_that_never_polled(fleet: Fleet) -> None:
+def test_vms_without_a_handler_come_first_then_those_that_stopped_then_those_that_never_polled(fleet: Fleet) -> None:
     fleet.polls("web-0")
     fleet.polls("web-1", SILENT)
     fleet.polls("pool_1")
@@ -159,12 +159,12 @@ def test_unprepared_vms_come_first_then_those_that_stopped_then_those_that_never
     assert names[5:] == ["pool_1", "web-0"]
 
 
-def test_unprepared_vms_are_sorted_by_the_start_of_their_events(fleet: Fleet) -> None:
+def test_vms_without_a_handler_are_sorted_by_the_start_of_their_events(fleet: Fleet) -> None:
     fleet.request_restart("db")
     fleet.world.ask(RequestedOperation.EVICT, "spot")  # in 30 s
-    assert fleet.names("?only=unprepared") == ["spot", "db"]
+    assert fleet.names("?only=without-handler") == ["spot", "db"]
     assert (
-        "2 VMs with pending events are unprepared: spot, db. The first event may start at 12:00:30 ."
+        "2 VMs with pending events have no handler: spot, db. The first event may start at 12:00:30 ."
         in fleet.get().text
     )
 
@@ -173,18 +173,18 @@ def test_of_several_pending_events_the_undelivered_one_counts(fleet: Fleet) -> N
     fleet.polls("db", SILENT)
     [first] = fleet.world.ask(RequestedOperation.RESTART, "db")
     fleet.deliver("db", first.id)
-    assert fleet.json()["unprepared"] == 0
+    assert fleet.json()["without_handler"] == 0
     fleet.world.do(fleet.world.control.requests.degrade_host("h1", who="ann", notice_s=86400))
     fleet.world.settle()
     data = fleet.client("db")["pending"]
     assert (data["kind"], data["delivery"]) == ("Redeploy", "none")
 
 
-def test_the_clients_page_filters_unprepared_silent_and_never_polling_vms(fleet: Fleet) -> None:
+def test_the_clients_page_filters_vms_without_a_handler_silent_and_never_polling_vms(fleet: Fleet) -> None:
     fleet.polls("db", SILENT)
     fleet.polls("spot")
     fleet.request_restart("web-0")
-    assert fleet.names("?only=unprepared") == ["web-0"]
+    assert fleet.names("?only=without-handler") == ["web-0"]
     assert fleet.names("?only=silent") == ["db"]
     assert set(fleet.names("?only=never")) == {"web-0", "web-1", "web-2", "pool_0", "pool_1"}
     refused = fleet.user.request("GET", "/portal/clients?only=everybody")
@@ -258,12 +258,12 @@ def test_the_clients_of_a_large_fleet_are_paginated(api_of: Callable[..., Api]) 
     assert "Page 4 does not exist: the last one is 3" in refused.text
 
 
-def test_the_headline_counts_many_unprepared_vms_and_names_a_few(api_of: Callable[..., Api]) -> None:
+def test_the_headline_counts_many_vms_without_a_handler_and_names_a_few(api_of: Callable[..., Api]) -> None:
     vms = [a_vm(f"vm-{number}", host="h1") for number in range(8)]
     fleet = Fleet(api_of(vms=vms))
     for number in range(8):
         fleet.request_restart(f"vm-{number}")
-    assert "8 VMs with pending events are unprepared: vm-0, vm-1, vm-2, vm-3, vm-4 and 3 more." in fleet.get().text
+    assert "8 VMs with pending events have no handler: vm-0, vm-1, vm-2, vm-3, vm-4 and 3 more." in fleet.get().text
 
 
 def test_the_clients_page_shows_only_vms_that_the_user_may_read(fleet: Fleet) -> None:
@@ -274,7 +274,7 @@ def test_the_clients_page_shows_only_vms_that_the_user_may_read(fleet: Fleet) ->
     )
     page = other.get("/portal/clients?as=json").json
     assert [client["name"] for client in page["clients"]] == ["web-0"]
-    assert (page["total"], page["unprepared"], page["unprepared_names"]) == (1, 1, ["web-0"])
+    assert (page["total"], page["without_handler"], page["without_handler_names"]) == (1, 1, ["web-0"])
     assert "db" not in other.get("/portal/clients").text.partition("Clients")[2]
 
 
@@ -305,7 +305,7 @@ def test_the_clients_page_includes_polls_that_are_not_stored_yet(fleet: Fleet) -
 
 
 def test_the_clients_page_is_live(fleet: Fleet) -> None:
-    assert 'id="clients" data-live="all asking"' in fleet.get().html
+    assert 'id="clients" data-live="all polling"' in fleet.get().html
 
 
 @pytest.mark.parametrize("jump_s", [0.0, 7200.0], ids=["real time", "the clock jumped"])

@@ -76,7 +76,7 @@ def test_the_events_of_a_vm_are_above_its_facts(portal: PortalUser) -> None:
 def test_the_vm_page_does_not_repeat_the_state_of_its_events_with_times_that_stand_still(portal: PortalUser) -> None:
     event = request_restart(portal)
     data = portal.get("/portal/vms/db?as=json").json
-    assert any(sentence.startswith(f"Reboot ({event}): It is scheduled") for sentence in data["story"]["now"])
+    assert any(sentence.startswith(f"Reboot ({event}): It is scheduled") for sentence in data["explanation"]["now"])
     text = portal.get("/portal/vms/db").text
     assert "It is scheduled and waits" not in text
     assert f"Reboot ( {event} ): It was not delivered to db yet." in text

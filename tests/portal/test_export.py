@@ -56,7 +56,7 @@ def cells(data: Any) -> list[str]:
 
 def test_an_export_of_the_fleet_is_complete(portal: PortalUser) -> None:
     data = portal.get("/portal/fleet?as=json").json
-    assert (data["found"], data["page"], data["pages"], data["is_cut"]) == (TOTAL, 1, 1, False)
+    assert (data["found"], data["page"], data["pages"], data["is_partial"]) == (TOTAL, 1, 1, False)
     assert len(cells(data)) == TOTAL
     assert set(cells(data)) == everyone(portal)
     assert [group["name"] for group in data["groups"]] == ["lab", "solo"]
@@ -68,7 +68,7 @@ def test_an_export_of_the_fleet_is_complete(portal: PortalUser) -> None:
 def test_an_export_holds_only_search_results(portal: PortalUser) -> None:
     assert len(cells(portal.get("/portal/fleet?q=alone-&as=json").json)) == ALONE
     assert len(rows(portal, "/portal/clients?q=alone-&as=csv")) == ALONE
-    assert len(rows(portal, "/portal/clients?q=alone-&only=unprepared&as=csv")) == 0
+    assert len(rows(portal, "/portal/clients?q=alone-&only=without-handler&as=csv")) == 0
     assert {row["name"] for row in rows(portal, "/portal/hosts?q=h2&as=csv")} == {
         "h2",
         *(f"h{n}" for n in range(20, 30)),
@@ -101,7 +101,7 @@ def test_an_export_of_the_history_is_complete_newest_first(portal: PortalUser, w
     every = [e.seq for e in portal.world.store.history() if whole or e.scope_id == vm.scope_id][::-1]
     data = user.get("/portal/history?as=json").json
     assert [entry["seq"] for entry in data["entries"]] == every
-    assert (data["older"], data["newer"], data["is_cut"]) == (None, None, False)
+    assert (data["older"], data["newer"], data["is_partial"]) == (None, None, False)
     assert [int(row["seq"]) for row in rows(user, "/portal/history?as=csv")] == every
     of_scope = [e.seq for e in portal.world.store.history(scope_id=vm.scope_id)]
     assert len(rows(portal, f"/portal/history?scope={vm.scope_id}&as=csv")) == len(of_scope) > 1200
@@ -149,7 +149,7 @@ def test_an_incomplete_export_says_so(portal: PortalUser, monkeypatch: pytest.Mo
     monkeypatch.setattr(PAGES[name], "MAX_EXPORT_ROWS", 300)
     path = f"/portal/{name}"
     data = portal.get(f"{path}?as=json").json
-    assert data["is_cut"]
+    assert data["is_partial"]
     text = portal.get(f"{path}?as=csv").content.decode()
     last = text.strip().splitlines()[-1]
     assert re.fullmatch(r"cut after \d+( of \d+)? rows: use a narrower search", last), last

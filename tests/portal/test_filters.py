@@ -34,7 +34,7 @@ def suggestion(page: Page) -> str:
         ("/fleet?state=event+scheduled", 400, "'event scheduled' is not a state of a VM", "state=noticed"),
         ("/fleet?page=7", 400, "Page 7 does not exist: the last one is 1", "page=1"),
         ("/hosts?health=helthy", 400, "'helthy' is not a state of a host", "health=healthy"),
-        ("/clients?only=unprepard", 400, "'unprepard' is not a filter of this page", "only=unprepared"),
+        ("/clients?only=without-handle", 400, "'without-handle' is not a filter of this page", "only=without-handler"),
         ("/timeline?kind=rebot", 400, "'rebot' is not a kind of event", "kind=Reboot"),
         ("/timeline?state=liv", 400, "'liv' is not a state to filter by", "state=live"),
         ("/timeline?vm=wbe-0", 404, "VM 'wbe-0' does not exist", "vm=web-0"),
@@ -103,7 +103,7 @@ def test_names_that_contain_the_text_are_offered(portal_of: Callable[..., Portal
 def test_a_page_with_an_unknown_filter_has_live_sections_and_an_error_page_has_none(portal: PortalUser) -> None:
     """refresh.js tells them apart by that: it shows the first, and ignores the second."""
     (event,) = portal.api.restart_of("db")
-    for target in ("/timeline?vm=wbe-0", "/clients?only=unprepard", f"/events/{event['id']}?page=99"):
+    for target in ("/timeline?vm=wbe-0", "/clients?only=without-handle", f"/events/{event['id']}?page=99"):
         page = portal.request("GET", f"/portal{target}")
         assert page.status in (400, 404)
         assert "data-live=" in page.html

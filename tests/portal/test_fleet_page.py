@@ -86,7 +86,7 @@ def test_a_block_says_which_update_domain_is_under_maintenance(portal: PortalUse
     portal.world.ask(RequestedOperation.RESTART, "web-2")
     portal.world.advance(15 * 60)
     assert "update domain 2 under maintenance" in portal.get("/portal/fleet").text
-    assert block(portal, "set:sub/lab/web")["at_work"] == [2]
+    assert block(portal, "set:sub/lab/web")["in_progress"] == [2]
     portal.world.advance(15 * 60)
     assert "under maintenance" not in portal.get("/portal/fleet").text
 

@@ -68,7 +68,7 @@ def test_a_page_receives_the_scopes_in_which_a_vm_starts_polling(fleet: Fleet) -
         async with open_stream(fleet.portal) as page:
             await page.next("counts")
             fleet.start_polling("web-0", "web-1", "db")
-            _, data, seq = await page.next("asking")
+            _, data, seq = await page.next("polling")
             assert data == {
                 "now": time_text(fleet.portal.world.now),
                 "scopes": sorted([fleet.scope("web-0"), fleet.scope("db")]),
@@ -87,7 +87,7 @@ def test_a_page_receives_the_scopes_in_which_a_vm_stops_polling(fleet: Fleet) ->
             await asyncio.sleep(0)
             fleet.set_polling("db", silent_s=SILENCE_LIMIT_S + 1)
             await advance_loop_time(SILENCE_LIMIT_S + polling_monitor.CHECK_INTERVAL_S)
-            _, data, _ = await page.next("asking")
+            _, data, _ = await page.next("polling")
             assert data["scopes"] == [fleet.scope("db")]
 
     run_scenario(fleet.portal, scenario)
@@ -104,7 +104,7 @@ def test_a_vm_that_was_removed_is_not_reported_when_it_stops_polling(fleet: Flee
             world = fleet.portal.world
             await world.control.fleet.apply_change(FleetChange(removed=(world.vm("db"),)), who="ann")
             await advance_loop_time(SILENCE_LIMIT_S + polling_monitor.CHECK_INTERVAL_S)
-            _, data, _ = await page.next("asking")
+            _, data, _ = await page.next("polling")
             assert data["scopes"] == [fleet.scope("web-0")]
 
     run_scenario(fleet.portal, scenario)
@@ -119,7 +119,7 @@ def test_a_vm_that_is_almost_silent_is_checked_in_time(fleet: Fleet) -> None:
             await asyncio.sleep(0)
             fleet.set_polling("db", silent_s=SILENCE_LIMIT_S + 1)
             await advance_loop_time(10 + 2 * polling_monitor.CHECK_INTERVAL_S)
-            _, data, _ = await page.next("asking")
+            _, data, _ = await page.next("polling")
             assert data["scopes"] == [fleet.scope("db")]
 
     run_scenario(fleet.portal, scenario)
@@ -141,7 +141,7 @@ def test_a_vm_that_keeps_polling_is_checked_rarely_and_sends_no_message(fleet: F
             assert 1 <= len(fleet.checked) <= 4
             await commit_entry(fleet.portal.world)
             await advance_loop_time(live_updates.POLLING_INTERVAL_S)
-            assert (await page.next("asking", "change"))[0] == "change"
+            assert (await page.next("polling", "change"))[0] == "change"
 
     run_scenario(fleet.portal, scenario)
 
@@ -151,14 +151,14 @@ def test_polling_changes_are_sent_together_at_intervals(fleet: Fleet) -> None:
         async with open_stream(fleet.portal) as page:
             await page.next("counts")
             fleet.start_polling("db")
-            await page.next("asking")
+            await page.next("polling")
             fleet.start_polling("web-0")
             await commit_entry(fleet.portal.world)
             await advance_loop_time(live_updates.POLLING_INTERVAL_S / 2)
-            assert (await page.next("asking", "change"))[0] == "change"
+            assert (await page.next("polling", "change"))[0] == "change"
             fleet.start_polling("spot")
             await advance_loop_time(live_updates.POLLING_INTERVAL_S / 2)
-            _, data, _ = await page.next("asking")
+            _, data, _ = await page.next("polling")
             assert data["scopes"] == sorted([fleet.scope("web-0"), fleet.scope("spot")])
 
     run_scenario(fleet.portal, scenario)
@@ -173,7 +173,7 @@ def test_a_page_receives_polling_changes_of_visible_scopes_only(fleet: Fleet) ->
             fleet.start_polling("web-0")
             await advance_loop_time(live_updates.POLLING_INTERVAL_S)
             fleet.start_polling("web-0", "db")
-            _, data, _ = await page.next("asking")
+            _, data, _ = await page.next("polling")
             assert data["scopes"] == [fleet.scope("db")]
 
     run_scenario(fleet.portal, scenario)
@@ -188,12 +188,12 @@ def test_a_page_reloads_polling_of_all_scopes_after_too_many_changes(
         async with open_stream(fleet.portal) as page:
             await page.next("counts")
             fleet.start_polling("db", "web-0", "spot")
-            assert (await page.next("asking"))[1]["scopes"] is None
+            assert (await page.next("polling"))[1]["scopes"] is None
             await advance_loop_time(2 * polling_monitor.PAGE_LAG_S)
             fleet.start_polling("db")
-            assert (await page.next("asking"))[1]["scopes"] == [fleet.scope("db")]
+            assert (await page.next("polling"))[1]["scopes"] == [fleet.scope("db")]
         async with open_stream(fleet.portal, "age=7") as page:  # some changes of that time are forgotten
-            assert (await page.next("asking", "counts"))[0] == "asking"
+            assert (await page.next("polling", "counts"))[0] == "polling"
 
     run_scenario(fleet.portal, scenario)
 
@@ -201,7 +201,7 @@ def test_a_page_reloads_polling_of_all_scopes_after_too_many_changes(
 def test_a_page_older_than_the_monitor_reloads_polling_of_all_scopes(fleet: Fleet) -> None:
     async def scenario() -> None:
         async with open_stream(fleet.portal, "age=1") as page:
-            assert (await page.next("asking", "counts"))[1]["scopes"] is None
+            assert (await page.next("polling", "counts"))[1]["scopes"] is None
 
     run_scenario(fleet.portal, scenario)
 
@@ -214,9 +214,9 @@ def test_a_user_who_goes_to_another_page_receives_changes_in_between(fleet: Flee
         fleet.start_polling("db")
         await advance_loop_time(polling_monitor.IDLE_GRACE_S / 2)
         async with open_stream(fleet.portal, f"age={polling_monitor.IDLE_GRACE_S // 2:.0f}") as page:
-            assert (await page.next("asking", "counts"))[1]["scopes"] == [fleet.scope("db")]
+            assert (await page.next("polling", "counts"))[1]["scopes"] == [fleet.scope("db")]
         async with open_stream(fleet.portal, "age=1") as page:
-            assert (await page.next("asking", "counts"))[0] == "counts"
+            assert (await page.next("polling", "counts"))[0] == "counts"
 
     run_scenario(fleet.portal, scenario)
 
@@ -232,7 +232,7 @@ def test_a_vm_that_fell_silent_between_two_pages_is_reported(fleet: Fleet) -> No
         fleet.set_polling("db", silent_s=SILENCE_LIMIT_S + 1)
         await advance_loop_time(3 * polling_monitor.CHECK_INTERVAL_S)
         async with open_stream(fleet.portal, "age=3") as page:
-            assert (await page.next("asking"))[1]["scopes"] == [fleet.scope("db")]
+            assert (await page.next("polling"))[1]["scopes"] == [fleet.scope("db")]
 
     run_scenario(fleet.portal, scenario)
 
@@ -259,6 +259,6 @@ def test_an_invalid_page_age_is_rejected(fleet: Fleet, age: str) -> None:
 
 
 def test_sections_that_show_polling_are_live(fleet: Fleet) -> None:
-    assert 'data-live="all asking"' in fleet.portal.get("/portal/clients").html
+    assert 'data-live="all polling"' in fleet.portal.get("/portal/clients").html
     for path in ("/portal/fleet", f"/portal/scopes/{fleet.scope('db')}", "/portal/vms/db"):
         assert f"scope:{fleet.scope('db')}" in fleet.portal.get(path).html

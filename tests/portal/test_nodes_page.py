@@ -38,7 +38,7 @@ class ControlNodes:
     def __init__(self) -> None:
         self.nodes = [
             NodeRow(name="c1", url="https://c1:8443", role="active", version="1.2", number=90),
-            NodeRow(name="c2", url="https://c2:8443", role="standby", version="1.2", number=88, seen_s_ago=0.4),
+            NodeRow(name="c2", url="https://c2:8443", role="standby", version="1.2", number=88, last_seen_ago_s=0.4),
         ]
 
     def resign(self) -> None:
@@ -134,7 +134,7 @@ def test_a_standby_that_cannot_take_over_says_why(cluster: Cluster) -> None:
         role="standby",
         version="1.2",
         status="its clock is 5 s ahead",
-        seen_s_ago=24.0,
+        last_seen_ago_s=24.0,
     )
     page = cluster.get()
     assert "No other control node can take over: start one, or repair those below." in page.text

@@ -33,7 +33,7 @@ def fleet(api: Api) -> Fleet:
 
 def attention(user: PortalUser) -> dict[str, Any]:
     """The items that need attention, by what they are about."""
-    return {item["what"]: item for item in user.get("/portal/?as=json").json["attention"]}
+    return {item["kind"]: item for item in user.get("/portal/?as=json").json["attention"]}
 
 
 def links(item: Any) -> dict[str, str]:
@@ -63,26 +63,26 @@ def test_a_prepared_event_needs_nobody(fleet: Fleet) -> None:
     )
 
 
-def test_the_overview_counts_as_many_unprepared_vms_as_the_clients_page(api_of: Callable[..., Api]) -> None:
+def test_the_overview_counts_as_many_vms_without_handler_as_the_clients_page(api_of: Callable[..., Api]) -> None:
     names = [f"vm-{number}" for number in range(201)]
     fleet = Fleet(api_of(vms=[a_vm(name, host="h1") for name in names]))
     for name in names:
         fleet.request_restart(name)
-    assert attention(fleet.user)["unprepared"]["count"] == fleet.json()["unprepared"] == 201
+    assert attention(fleet.user)["without-handler"]["count"] == fleet.json()["without_handler"] == 201
 
 
 def test_a_vm_with_an_event_and_no_polling_handler_needs_attention(fleet: Fleet) -> None:
     event = fleet.request_restart("db")
-    item = attention(fleet.user)["unprepared"]
+    item = attention(fleet.user)["without-handler"]
     assert (item["is_urgent"], item["count"], item["until"]) == (True, 1, time_text(NOON + 900))
     assert item["text"] == "1 VM has an event scheduled, and no handler is polling: db."
     assert links(item) == {
         "Withdraw": f"/portal/forms/withdraw?event={event}",
         "Show event": f"/portal/events/{event}",
-        "Show VMs": "/portal/clients?only=unprepared",
+        "Show VMs": "/portal/clients?only=without-handler",
     }
     fleet.request_restart("web-0")
-    assert attention(fleet.user)["unprepared"]["text"] == (
+    assert attention(fleet.user)["without-handler"]["text"] == (
         "2 VMs have an event scheduled, and no handler is polling: db, web-0."
     )
 

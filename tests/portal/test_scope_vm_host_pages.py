@@ -127,7 +127,7 @@ def test_the_vm_page_shows_its_events_and_its_explanation(portal: PortalUser) ->
     assert "Reboot, requested by ann (user restart): scheduled" in page.text
     assert [row["id"] for row in rows(portal.get("/portal/vms/web-1?as=csv"))] == [event.id]
     data = portal.get("/portal/vms/web-1?as=json").json
-    assert data["story"] == portal.api.get("/explain/web-1")
+    assert data["explanation"] == portal.api.get("/explain/web-1")
     assert portal.get("/portal/vms/web-0?as=json").json["events"] == []
 
 
@@ -177,7 +177,7 @@ def test_the_vm_page_shows_faults_that_affect_it(portal: PortalUser) -> None:
     reader = portal.with_role("Reader", LAB)
     data = reader.get("/portal/vms/db?as=json").json
     assert data["faults"] == []
-    assert "throttled" not in str(data["story"])
+    assert "throttled" not in str(data["explanation"])
     assert "throttled" not in reader.get("/portal/history").text
 
 

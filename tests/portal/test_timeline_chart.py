@@ -55,11 +55,11 @@ def the_bar(row: EventRow, *, window: TimeWindow = HOUR, now: float = NOON + 900
 
 def parts(bar: EventBar) -> dict[str, tuple[float, float]]:
     """Start and end of each segment, in percent."""
-    return {part.what: (round(part.x, 2), round(part.x + part.width, 2)) for part in bar.parts}
+    return {part.kind: (round(part.x, 2), round(part.x + part.width, 2)) for part in bar.parts}
 
 
 def marks(bar: EventBar) -> dict[str, float]:
-    return {mark.what: round(mark.x, 2) for mark in bar.marks}
+    return {mark.kind: round(mark.x, 2) for mark in bar.marks}
 
 
 FINISHED: dict[str, Any] = {"status": EventState.OVER, "ending": Ending.FINISHED}
@@ -90,7 +90,7 @@ def test_an_approved_event_shows_the_given_notice_within_the_promised_one() -> N
 def test_waiting_and_performing_segments_grow_with_time() -> None:
     waiting = the_bar(a_row(), now=NOON + 1800)
     assert parts(waiting)["waiting"] == (41.67, 50.0)
-    assert [part.what for part in waiting.parts if part.grows] == ["waiting"]
+    assert [part.kind for part in waiting.parts if part.grows] == ["waiting"]
 
     started = the_bar(a_row(status=EventState.STARTED, started_at=NOON + 1800), now=NOON + 2160)
     assert parts(started) == {
@@ -99,7 +99,7 @@ def test_waiting_and_performing_segments_grow_with_time() -> None:
         "waiting": (41.67, 50.0),
         "performing": (50.0, 60.0),
     }
-    assert [part.what for part in started.parts if part.grows] == ["performing"]
+    assert [part.kind for part in started.parts if part.grows] == ["performing"]
 
 
 def test_a_withdrawn_event_ends_where_it_was_withdrawn() -> None:

@@ -26,10 +26,16 @@ class Node:
 
 
 def a_node(
-    name: str, role: str = "standby", *, number: int = 5000, status: str = "", seen_s_ago: float = 0.5
+    name: str, role: str = "standby", *, number: int = 5000, status: str = "", last_seen_ago_s: float = 0.5
 ) -> NodeRow:
     return NodeRow(
-        name=name, url=f"https://{name}", role=role, version="1", number=number, status=status, seen_s_ago=seen_s_ago
+        name=name,
+        url=f"https://{name}",
+        role=role,
+        version="1",
+        number=number,
+        status=status,
+        last_seen_ago_s=last_seen_ago_s,
     )
 
 
@@ -50,7 +56,7 @@ def test_a_cluster_without_problems_names_who_can_take_over() -> None:
     ("others", "text"),
     [
         ((), "no other control node can take over"),
-        ((a_node("c2", seen_s_ago=60),), "no other control node can take over"),
+        ((a_node("c2", last_seen_ago_s=60),), "no other control node can take over"),
         ((a_node("c2", status="its clock is 9.0 s behind"),), "no other control node can take over"),
         ((a_node("c2", number=1),), "no other control node can take over: c2 is 4999 groups of writes behind"),
     ],

@@ -85,9 +85,9 @@ def test_calls_are_forwarded_to_the_holder_of_the_lease(lease: LeaseRow | None, 
 @pytest.mark.parametrize(
     ("known", "conflicts"),
     [
-        (NodeRow(name="c2", url=C2, role="standby", version="1", seen_s_ago=0.5), False),
-        (NodeRow(name="c2", url=C1, role="standby", version="1", seen_s_ago=7.0), False),
-        (NodeRow(name="c2", url=C1, role="standby", version="1", seen_s_ago=0.5), True),
+        (NodeRow(name="c2", url=C2, role="standby", version="1", last_seen_ago_s=0.5), False),
+        (NodeRow(name="c2", url=C1, role="standby", version="1", last_seen_ago_s=7.0), False),
+        (NodeRow(name="c2", url=C1, role="standby", version="1", last_seen_ago_s=0.5), True),
     ],
     ids=["the same node, started again", "a node that has moved", "another node"],
 )

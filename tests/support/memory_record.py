@@ -299,7 +299,7 @@ class MemoryRecord(SharedRecord):
                     version=node.version,
                     number=node.number,
                     status=node.status,
-                    seen_s_ago=now - at,
+                    last_seen_ago_s=now - at,
                 )
                 for _, (node, at) in sorted(server.node_rows.items())
             ]

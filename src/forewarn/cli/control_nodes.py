@@ -45,7 +45,7 @@ def list_nodes(call: Invocation) -> None:
 def _row(node: JsonObject) -> list[Cell]:
     name = bold(node["name"]) if node["role"] == "active" else node["name"]
     behind = str(node["behind"]) if node["behind"] else "0"
-    seen = f"{duration_text(node['seen_s_ago'])} ago" if node["seen_s_ago"] >= 1 else "now"
+    seen = f"{duration_text(node['last_seen_ago_s'])} ago" if node["last_seen_ago_s"] >= 1 else "now"
     return [name, state_text(node["role"]), behind, seen, dim(node["version"]), node["url"]]
 
 
@@ -69,7 +69,7 @@ def show_node(call: Invocation, name: str) -> None:
             ("url", node["url"]),
             ("version", node["version"]),
             ("copy", f"at group {node['number']}, {node['behind']} behind"),
-            ("seen", f"{duration_text(node['seen_s_ago'])} ago"),
+            ("seen", f"{duration_text(node['last_seen_ago_s'])} ago"),
             *([("problem", node["problem"])] if node["problem"] else []),
         ]
     )

@@ -358,7 +358,7 @@ class RecordConformance(ABC):
             ("c2", "standby", "2"),
         ]
         assert (found[0].url, found[0].number, found[0].status) == (URL_1, 3, "behind")
-        assert all(0 <= node.seen_s_ago < HOUR_S for node in found)
+        assert all(0 <= node.last_seen_ago_s < HOUR_S for node in found)
 
     def test_connections_are_independent(self) -> None:
         """A connection from `connect` can still take the lease and commit after the first one was closed."""

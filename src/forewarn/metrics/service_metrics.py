@@ -46,7 +46,7 @@ _UNANNOUNCED_HELP = (
 _HOSTS_UNREACHABLE_HELP = "Hosts that do not answer the hypervisor; they have not failed, and their VMs may be running."
 _VMS_DUPLICATED_HELP = "VMs that were last found active on several hosts at once, which destroys their disks."
 _SCOPES_POLLING_HELP = "Scopes with at least one VM that polls now; events of other scopes reach no handler."
-_SCOPES_UNWATCHED_HELP = "Scopes with a scheduled event of which no VM polls now."
+_SCOPES_UNWATCHED_HELP = "Scopes with a scheduled event but no VM that polls now."
 _RECONCILER_LAG_HELP = "How late the oldest pending work of the reconciler is, in lab time; 0 if none is late."
 _WORKER_SILENT_HELP = "Time since a worker last answered the owner, in real time; infinite if the worker is missing."
 _WORKER_LAG_HELP = "Time that a worker took to apply the last message of the owner."
@@ -121,7 +121,9 @@ class _ServiceCollector(Collector):
         for state in PollingState:
             vms.add_metric([state.value], report.vms_by_polling[state])
         yield vms
-        yield GaugeMetricFamily("forewarn_vms_without_handler", _VMS_WITHOUT_HANDLER_HELP, value=report.unprepared_vms)
+        yield GaugeMetricFamily(
+            "forewarn_vms_without_handler", _VMS_WITHOUT_HANDLER_HELP, value=report.vms_without_handler
+        )
         yield GaugeMetricFamily(
             "forewarn_scopes_enabled", "Scopes with scheduled events enabled.", value=report.enabled_scopes
         )

@@ -1,4 +1,4 @@
-"""What needs a person now: unprepared VMs, missing approvals, failures, rollouts, hosts and the store.
+"""What needs a person now: VMs without a handler, missing approvals, failures, rollouts, hosts and the store.
 
 Every scheduled event that the user may see is checked, so that the counts are those of the clients page; everything
 else is counted in memory.
@@ -47,11 +47,11 @@ class AttentionLink(BaseView, frozen=True, kw_only=True):
 class AttentionItem(BaseView, frozen=True, kw_only=True):
     """One thing that needs a person, with a sentence and what can be done. Field names are JSON keys."""
 
-    what: str  # store, unprepared, failed, stopped, host-failed, approval, stalled, paused or host-degraded
-    is_urgent: bool  # True for store, unprepared, failed, stopped and host-failed, False for the others
-    count: int  # VMs (unprepared), acts (failed), events (approval) or hosts; 1 for a rollout or the store
+    kind: str  # store, without-handler, failed, stopped, host-failed, approval, stalled, paused or host-degraded
+    is_urgent: bool  # True for store, without-handler, failed, stopped and host-failed, False for the others
+    count: int  # VMs (without-handler), acts (failed), events (approval) or hosts; 1 for a rollout or the store
     text: str  # a sentence for people
-    until: Timestamp | None = None  # by when to act: NotBefore, for unprepared and approval; None: others
+    until: Timestamp | None = None  # by when to act: NotBefore, for without-handler and approval; None: others
     links: tuple[AttentionLink, ...] = ()  # actions first
 
 
@@ -71,22 +71,22 @@ def _page_link(title: str, path: str, **query: str) -> AttentionLink:
 async def find_attention(context: PortalContext) -> tuple[AttentionItem, ...]:
     """Return what needs a person, as far as the user may see it; urgent items first.
 
-    There is one item per kind, but one for each rollout. An event that an unprepared VM waits for does not count as one
+    There is one item per kind, but one for each rollout. An event for a VM without a handler does not count as one
     without an approval. A failed act counts until one succeeds on its VM. The indexes of the context must be built.
     """
     scheduled = list(context.events.scheduled(context.visible_scopes()))
     expected = await expected_events(context.store, context.dependencies.pace_of, scheduled)
-    unprepared = {
+    without_handler = {
         key: one
         for key, one in expected.items()
         if one.awareness is EventAwareness.NO_VM and context.can_see_present(key)
     }
     items = [
         *_store_items(context),
-        *_unprepared_items(context, unprepared),
+        *_without_handler_items(context, without_handler),
         *_failure_items(context),
         *_host_items(context, HostHealth.FAILED),
-        *_approval_items(context, scheduled, {one.event.id for one in unprepared.values()}),
+        *_approval_items(context, scheduled, {one.event.id for one in without_handler.values()}),
         *_rollout_items(context),
         *_host_items(context, HostHealth.DEGRADED),
     ]
@@ -101,32 +101,36 @@ def next_attention_change(context: PortalContext) -> float | None:
 
 def _store_items(context: PortalContext) -> Iterator[AttentionItem]:
     if not context.store_health.ok:
-        yield AttentionItem(what="store", is_urgent=True, count=1, text=context.store_health.text)
+        yield AttentionItem(kind="store", is_urgent=True, count=1, text=context.store_health.text)
 
 
-def _unprepared_items(context: PortalContext, unprepared: Mapping[str, ExpectedEvent]) -> Iterator[AttentionItem]:
-    if not unprepared:
+def _without_handler_items(
+    context: PortalContext, without_handler: Mapping[str, ExpectedEvent]
+) -> Iterator[AttentionItem]:
+    if not without_handler:
         return
-    names = [vm.name for vm in map(context.store.vm, list(unprepared)[:4]) if vm is not None]
-    event_ids = list(dict.fromkeys(one.event.id for one in unprepared.values()))
-    links = [_page_link("Show VMs", "/clients", only="unprepared")]
+    names = [vm.name for vm in map(context.store.vm, list(without_handler)[:4]) if vm is not None]
+    event_ids = list(dict.fromkeys(one.event.id for one in without_handler.values()))
+    links = [_page_link("Show VMs", "/clients", only="without-handler")]
     if len(event_ids) == 1:
         links.insert(0, _page_link("Show event", f"/events/{event_ids[0]}"))
         if runs_platform(context):
             links.insert(0, _form_link("Withdraw", "withdraw", event=event_ids[0]))
-    count = len(unprepared)
+    count = len(without_handler)
     have = "VM has an event" if count == 1 else "VMs have an event"
     yield AttentionItem(
-        what="unprepared",
+        kind="without-handler",
         is_urgent=True,
         count=count,
         text=f"{count} {have} scheduled, and no handler is polling: {first_names(names, total=count)}.",
-        until=timestamp(min(one.event.not_before for one in unprepared.values())),
+        until=timestamp(min(one.event.not_before for one in without_handler.values())),
         links=tuple(links),
     )
 
 
-def _approval_items(context: PortalContext, events: Sequence[Event], unprepared: set[str]) -> Iterator[AttentionItem]:
+def _approval_items(
+    context: PortalContext, events: Sequence[Event], without_handler: set[str]
+) -> Iterator[AttentionItem]:
     latest = context.now() + APPROVAL_LEAD_S
     missing = [
         event
@@ -134,7 +138,7 @@ def _approval_items(context: PortalContext, events: Sequence[Event], unprepared:
         if awaits_approval(event)
         and event.not_before <= latest
         and can_still_prepare(event)
-        and event.id not in unprepared
+        and event.id not in without_handler
     ]
     if not missing:
         return
@@ -145,7 +149,7 @@ def _approval_items(context: PortalContext, events: Sequence[Event], unprepared:
     titles = [f"{event_kind_text(event)} of {join_names(event.vms)}" for event in missing[:4]]
     starts = "1 event starts" if len(missing) == 1 else f"{len(missing)} events start"
     yield AttentionItem(
-        what="approval",
+        kind="approval",
         is_urgent=False,
         count=len(missing),
         text=f"{starts} soon without an approval: {first_names(titles, total=len(missing))}.",
@@ -169,7 +173,7 @@ def _failure_items(context: PortalContext) -> Iterator[AttentionItem]:
     ]
     acts = "1 act failed" if count == 1 else f"{count} acts failed"
     yield AttentionItem(
-        what="failed",
+        kind="failed",
         is_urgent=True,
         count=count,
         text=f"{acts} in the last 24 hours, with no success since: {first_names(phrases, total=count)}.",
@@ -213,10 +217,10 @@ def _rollout_items(context: PortalContext) -> Iterator[AttentionItem]:
 
 
 def _rollout_item(
-    what: str, request: MaintenanceRequest, text: str, actions: Iterable[AttentionLink] = (), *, is_urgent: bool = False
+    kind: str, request: MaintenanceRequest, text: str, actions: Iterable[AttentionLink] = (), *, is_urgent: bool = False
 ) -> AttentionItem:
     links = (*actions, _page_link("Show rollout", f"/rollouts/{request.id}"))
-    return AttentionItem(what=what, is_urgent=is_urgent, count=1, text=text, links=links)
+    return AttentionItem(kind=kind, is_urgent=is_urgent, count=1, text=text, links=links)
 
 
 def _title(request: MaintenanceRequest) -> str:
@@ -240,7 +244,7 @@ def _host_items(context: PortalContext, health: HostHealth) -> Iterator[Attentio
             f"Host {names} is predicted to fail" if is_single else f"{len(hosts)} hosts are predicted to fail: {names}"
         )
     yield AttentionItem(
-        what=f"host-{health}",
+        kind=f"host-{health}",
         is_urgent=health is HostHealth.FAILED,
         count=len(hosts),
         text=f"{text}{_vms_left(context, hosts)}.",

@@ -1,4 +1,4 @@
-"""The clients page: how VMs poll, how late events were delivered, and which VMs are unprepared.
+"""The clients page: how VMs poll, how late events were delivered, and which VMs have no handler.
 
 The roster of all visible VMs comes from memory; the store is read for the VMs in view only.
 """
@@ -36,14 +36,14 @@ class ClientFilter(StrEnum):
     """Which VMs the clients page lists. The values are used in the query parameter `only`."""
 
     ALL = ""
-    UNPREPARED = "unprepared"  # no VM of its scope knows of its pending event, or is about to
+    WITHOUT_HANDLER = "without-handler"  # no VM of its scope knows of its pending event, or is about to
     SILENT = "silent"  # it runs, but stopped polling
     NEVER = "never"  # it runs, but never polled
 
 
 # What the page calls each filter, except ALL.
 CLIENT_FILTER_LABELS = {
-    str(ClientFilter.UNPREPARED): "unprepared",
+    str(ClientFilter.WITHOUT_HANDLER): "without a handler",
     str(ClientFilter.SILENT): state_label(PollingState.STOPPED, "polling"),
     str(ClientFilter.NEVER): state_label(PollingState.NEVER, "polling"),
 }
@@ -56,14 +56,14 @@ class _RosterEntry:
     pending_event: ExpectedEvent | None  # None: no listed event of it is scheduled
 
     @property
-    def is_unprepared(self) -> bool:
+    def is_without_handler(self) -> bool:
         """Whether it has a pending event that no VM of its scope has received or is about to receive."""
         return self.pending_event is not None and self.pending_event.awareness is EventAwareness.NO_VM
 
     def matches(self, client_filter: ClientFilter) -> bool:
         match client_filter:
-            case ClientFilter.UNPREPARED:
-                return self.is_unprepared
+            case ClientFilter.WITHOUT_HANDLER:
+                return self.is_without_handler
             case ClientFilter.SILENT:
                 return self.polling_state is PollingState.STOPPED
             case ClientFilter.NEVER:
@@ -76,28 +76,28 @@ class _PollingRoster:
     """How the VMs poll that the user may see: counts of all, and the entries of those that match a search."""
 
     counts: Mapping[PollingState, int]  # of all these VMs, for every state
-    unprepared: list[_RosterEntry]  # of all these VMs; the one with the earliest event first
-    # VMs that match: unprepared ones first, then stopped, never polled, polling with an event, polling, not running;
-    # each of these by the time of its event, and those without one in the order of the fleet.
+    without_handler: list[_RosterEntry]  # of all these VMs; the one with the earliest event first
+    # VMs that match: those without a handler first, then stopped, never polled, polling with an event, polling, not
+    # running; each of these by the time of its event, and those without one in the order of the fleet.
     entries: list[_RosterEntry]
 
 
 async def _read_polling_roster(context: PortalContext, *, text: str, client_filter: ClientFilter) -> _PollingRoster:
     expected = await expected_events(context.store, context.dependencies.pace_of)
     counts: Counter[PollingState] = Counter()
-    unprepared: list[_RosterEntry] = []
+    without_handler: list[_RosterEntry] = []
     ranks: dict[int, list[_RosterEntry]] = {}
     async for key in iterate_cooperatively(list(context.overview.visible_keys(context.directory)), _BATCH_SIZE):
         is_off = context.directory.unfiltered.power_of(key) is not PowerState.RUNNING
         entry = _RosterEntry(key, polling_state(context.dependencies.pace_of(key), is_off=is_off), expected.get(key))
         counts[entry.polling_state] += 1
-        if entry.is_unprepared:
-            unprepared.append(entry)
+        if entry.is_without_handler:
+            without_handler.append(entry)
         if entry.matches(client_filter) and text in key.partition("/")[2]:
             ranks.setdefault(_sort_rank(entry), []).append(entry)
     return _PollingRoster(
         counts={state: counts[state] for state in PollingState},
-        unprepared=sorted(unprepared, key=_not_before),
+        without_handler=sorted(without_handler, key=_not_before),
         entries=[entry for rank in sorted(ranks) for entry in _sort_by_event(ranks[rank])],
     )
 
@@ -106,7 +106,7 @@ _SORT_RANKS = {PollingState.STOPPED: 1, PollingState.NEVER: 2, PollingState.ACTI
 
 
 def _sort_rank(entry: _RosterEntry) -> int:
-    if entry.is_unprepared:
+    if entry.is_without_handler:
         return 0
     rank = _SORT_RANKS[entry.polling_state]
     return 3 if entry.polling_state is PollingState.ACTIVE and entry.pending_event is not None else rank
@@ -132,7 +132,7 @@ class ClientsPageQuery(StrictBody, frozen=True, kw_only=True):
     """The query of the clients page: a search in group and name, a filter, and a page number."""
 
     q: Annotated[str, Meta(max_length=200)] = ""  # searched in `group/name`, ignoring letter case; "": all VMs
-    only: str = ""  # a ClientFilter: unprepared, silent or never; "": all VMs
+    only: str = ""  # a ClientFilter: without-handler, silent or never; "": all VMs
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # from 1
 
 
@@ -149,8 +149,8 @@ class PendingEventView(BaseView, frozen=True, kw_only=True):
 class PollingClientView(BaseView, frozen=True, kw_only=True):
     """One VM and the client that polls in it. Field names are JSON keys and CSV columns.
 
-    Where nothing was observed, a number is None. A VM is unprepared if it has a pending event that no VM of its scope
-    has received or is about to receive.
+    Where nothing was observed, a number is None. A VM is without a handler if it has a pending event that no VM
+    of its scope has received or is about to receive.
     """
 
     name: str  # the name of the VM
@@ -172,10 +172,10 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     approvals: int  # how many of the last 200 events of its scope it approved
     last_approved_at: Timestamp | None  # None: it approved none of them
     pending: PendingEventView | None  # None: it has no pending event
-    unprepared_reason: str  # why it is unprepared, in words; "": it is not
+    no_handler_reason: str  # why its pending event reaches no handler, in words; "": it does, or there is none
 
     @property
-    def is_unprepared(self) -> bool:
+    def is_without_handler(self) -> bool:
         """Whether the VM has a pending event that no VM of its scope has received or is about to receive."""
         return self.pending is not None and self.pending.delivery == EventAwareness.NO_VM
 
@@ -184,23 +184,23 @@ _CSV_COLUMNS = tuple(name for name in PollingClientView.__struct_fields__ if nam
 
 
 class ClientsPage(BaseView, frozen=True, kw_only=True):
-    """The clients page: counts, unprepared VMs, and one page of the VMs that match. Names are JSON keys.
+    """The clients page: counts, VMs without a handler, and one page of the VMs that match. Names are JSON keys.
 
-    A VM is unprepared if it has a pending event that no VM of its scope has received or is about to receive.
+    A VM is without a handler if it has a pending event that no VM of its scope has received or is about to receive.
     """
 
     now: Timestamp
     total: int  # all VMs that the user may see
     polling: dict[str, int]  # of these, by PollingState: now, stopped, never and off
-    unprepared: int  # of these: VMs with a pending event that no handler knows of
-    unprepared_names: tuple[str, ...]  # of the five of them with the earliest events, or fewer
-    impact_from: Timestamp | None  # NotBefore of the first event of an unprepared VM; None: there is none
+    without_handler: int  # of these: VMs with a pending event that no handler knows of
+    without_handler_names: tuple[str, ...]  # of the five of them with the earliest events, or fewer
+    impact_from: Timestamp | None  # NotBefore of the first event of such a VM; None: there is none
     q: str  # the search; this and `only` are those of the query
     only: str  # the chosen filter; "": all VMs
     found: int  # VMs that match
     page: int  # its number
     pages: int  # how many there are; an export is one
-    is_cut: bool  # this export does not hold all VMs that match
+    is_partial: bool  # this export does not hold all VMs that match
     clients: tuple[PollingClientView, ...]  # on this page, or in this export
 
     @property
@@ -210,19 +210,21 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """How many VMs are unprepared, and the names of the first five, without a full stop; "" for none."""
-        if not self.unprepared:
+        """How many VMs are without a handler, and the names of the first five, without a full stop; "" for none."""
+        if not self.without_handler:
             return ""
         vms = (
-            "1 VM with a pending event is" if self.unprepared == 1 else f"{self.unprepared} VMs with pending events are"
+            "1 VM with a pending event has"
+            if self.without_handler == 1
+            else f"{self.without_handler} VMs with pending events have"
         )
-        names = first_names(self.unprepared_names, len(self.unprepared_names), total=self.unprepared)
-        return f"{vms} unprepared: {names}"
+        names = first_names(self.without_handler_names, len(self.without_handler_names), total=self.without_handler)
+        return f"{vms} no handler: {names}"
 
     def table(self) -> ExportTable:
         """Return the CSV export: one row per VM of `clients`."""
         columns = (*_CSV_COLUMNS, "event", "event_kind", "not_before", "delivery")
-        note = truncation_note(self.is_cut, len(self.clients), self.found)
+        note = truncation_note(self.is_partial, len(self.clients), self.found)
         return ExportTable(columns=columns, rows=[_csv_row(client) for client in self.clients], note=note)
 
 
@@ -244,27 +246,27 @@ async def show_clients_page(context: PortalContext, call: HandlerCall, query: Cl
 
     first = [
         vm.name
-        for entry in roster.unprepared[:_MAX_NAMES_IN_HEADLINE]
+        for entry in roster.without_handler[:_MAX_NAMES_IN_HEADLINE]
         if (vm := context.store.vm(entry.key)) is not None
     ]
     page_entries = roster.entries[(query.page - 1) * CLIENTS_PER_PAGE : query.page * CLIENTS_PER_PAGE]
     records = _ScopeRecords(context.store)
     exported = roster.entries[:MAX_EXPORT_ROWS] if call.for_export else page_entries
     shown = [_client_view(context, records, entry) async for entry in iterate_cooperatively(exported, 5)]
-    soonest = roster.unprepared[0].pending_event if roster.unprepared else None
+    soonest = roster.without_handler[0].pending_event if roster.without_handler else None
     return ClientsPage(
         now=timestamp(context.now()),
         total=sum(roster.counts.values()),
         polling={str(state): count for state, count in roster.counts.items()},
-        unprepared=len(roster.unprepared),
-        unprepared_names=tuple(first),
+        without_handler=len(roster.without_handler),
+        without_handler_names=tuple(first),
         impact_from=timestamp(soonest.event.not_before if soonest else None),
         q=query.q,
         only=query.only,
         found=len(roster.entries),
         page=query.page,
         pages=1 if call.for_export else pages,
-        is_cut=call.for_export and len(roster.entries) > MAX_EXPORT_ROWS,
+        is_partial=call.for_export and len(roster.entries) > MAX_EXPORT_ROWS,
         clients=tuple(client for client in shown if client is not None),
     )
 
@@ -314,7 +316,7 @@ def _client_view(context: PortalContext, records: _ScopeRecords, entry: _RosterE
         approvals=len(approved),
         last_approved_at=timestamp(max(approved, default=None)),
         pending=_pending_event_view(entry),
-        unprepared_reason=_unprepared_reason(entry, last_poll) if entry.is_unprepared else "",
+        no_handler_reason=_no_handler_reason(entry, last_poll) if entry.is_without_handler else "",
     )
 
 
@@ -344,7 +346,7 @@ def _kind_name(event: Event) -> str:
     return event.rules.kind.value if event.rules.kind is not None else ""
 
 
-def _unprepared_reason(entry: _RosterEntry, last_poll: LastPoll | None) -> str:
+def _no_handler_reason(entry: _RosterEntry, last_poll: LastPoll | None) -> str:
     assert entry.pending_event is not None
     kind = entry.pending_event.event.rules.kind
     match entry.polling_state:

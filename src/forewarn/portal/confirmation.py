@@ -92,7 +92,7 @@ class PreviewedBatch(msgspec.Struct, frozen=True, kw_only=True):
     not_before: Timestamp | None  # the earliest start without an approval, of events with notice; None: none has notice
     over_at: Timestamp | None  # when its last event is over; None: after the end of the preview
     events: tuple[PreviewedEvent, ...]  # the first 20
-    events_left_out: int  # how many more there are
+    events_omitted: int  # how many more there are
 
 
 class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...]  # sentences, such as that no VM of a scope polls; the most serious ones first
     sentences: tuple[str, ...]  # what else would happen
     batches: tuple[PreviewedBatch, ...]  # the first 20 batches; () if there is nothing to publish, or no preview
-    batches_left_out: int  # how many more there are
+    batches_omitted: int  # how many more there are
     diagram: WaveDiagram | None  # of a rollout: its waves over time; None: another form, or its times are not known
     now: Timestamp
     values: tuple[SubmittedValue, ...]  # as the user entered them; the confirmation submits them again
@@ -130,7 +130,7 @@ async def confirmation_page(
         warnings=warnings,
         sentences=tuple(sentence for sentence in preview.summary if sentence not in warnings),
         batches=batches[:_MAX_BATCHES_SHOWN],
-        batches_left_out=max(0, len(batches) - _MAX_BATCHES_SHOWN),
+        batches_omitted=max(0, len(batches) - _MAX_BATCHES_SHOWN),
         diagram=diagram_of_plan(preview.rollout_waves, context.now()),
         now=timestamp(context.now()),
         values=tuple(SubmittedValue(name=name, value=value) for name, texts in values.items() for value in texts),
@@ -187,7 +187,7 @@ def _previewed_batch(number: int, events: Sequence[PreviewedEvent]) -> Previewed
         not_before=min(starts, default=None),
         over_at=None if None in ends else max(filter(None, ends), default=None),
         events=tuple(events[:_MAX_EVENTS_PER_WAVE]),
-        events_left_out=max(0, len(events) - _MAX_EVENTS_PER_WAVE),
+        events_omitted=max(0, len(events) - _MAX_EVENTS_PER_WAVE),
     )
 
 

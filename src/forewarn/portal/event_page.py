@@ -182,7 +182,7 @@ class EventPage(BaseView, frozen=True, kw_only=True):
     more_vms: int  # how many are left out of an export
     page: int  # its number, from 1
     pages: int  # how many there are
-    story: Explanation  # what happened, and what the event waits for, in sentences
+    explanation: Explanation  # what happened, and what the event waits for, in sentences
     wire: WireView  # what VMs receive of it
 
     def chart(self) -> TimelineChart:
@@ -222,7 +222,7 @@ async def show_event_page(context: RequestContext, call: HandlerCall, query: Pag
         more_vms=len(all_vms) - len(vms) if call.for_export else 0,
         page=query.page,
         pages=pages,
-        story=explain_event(context, event),
+        explanation=explain_event(context, event),
         wire=_wire_view(event, views.load_scope(event.scope_id), context.dependencies.rules_for),
     )
 

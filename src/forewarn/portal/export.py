@@ -23,9 +23,9 @@ class ExportTable:
     note: str = ""  # a last line, such as that rows are missing; "": none
 
 
-def truncation_note(is_cut: bool, exported: int, found: int | None = None) -> str:
-    """Return the last line of a CSV file that holds only the first `exported` rows; "" unless `is_cut`."""
-    return f"cut after {exported}{f' of {found}' if found else ''} rows: use a narrower search" if is_cut else ""
+def truncation_note(is_partial: bool, exported: int, found: int | None = None) -> str:
+    """Return the last line of a CSV file that holds only the first `exported` rows; "" unless `is_partial`."""
+    return f"cut after {exported}{f' of {found}' if found else ''} rows: use a narrower search" if is_partial else ""
 
 
 @runtime_checkable

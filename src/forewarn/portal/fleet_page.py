@@ -180,7 +180,7 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
     state: str  # the chosen VmState; "": all
     page: int  # its number
     pages: int  # how many there are; an export is one
-    is_cut: bool  # this export does not hold all VMs that match
+    is_partial: bool  # this export does not hold all VMs that match
     groups: tuple[ResourceGroupView, ...]  # in the order of the fleet
 
     @property
@@ -195,7 +195,9 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
             (c.name, c.state, group.name, block.scope or f"vm:{c.key}", c.update_domain, c.fault_domain, c.host, c.key)
             for group, block, c in cells
         ]
-        return ExportTable(columns=_CSV_COLUMNS, rows=rows, note=truncation_note(self.is_cut, len(rows), self.found))
+        return ExportTable(
+            columns=_CSV_COLUMNS, rows=rows, note=truncation_note(self.is_partial, len(rows), self.found)
+        )
 
 
 async def show_fleet_page(context: PortalContext, call: HandlerCall, query: FleetPageQuery) -> FleetPage:
@@ -212,7 +214,7 @@ async def show_fleet_page(context: PortalContext, call: HandlerCall, query: Flee
         state=query.state,
         page=query.page,
         pages=1 if call.for_export else pagination.page_count,
-        is_cut=call.for_export and pagination.vm_count > MAX_EXPORT_ROWS,
+        is_partial=call.for_export and pagination.vm_count > MAX_EXPORT_ROWS,
         groups=tuple(
             [
                 await _resource_group_view(context, list(group_blocks))

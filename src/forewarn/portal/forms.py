@@ -88,7 +88,7 @@ def _form_page(context: PortalContext, form: Form, values: FormValues, error: st
 def _field_view(context: PortalContext, form: Form, field: FormField, values: FormValues) -> FormFieldView:
     is_new = field.name not in values and f"{field.name}{FREE_TEXT_SUFFIX}" not in values
     texts = [field.default] if is_new and field.default else field.entered_texts(values)
-    choices, rest, is_cut = _field_choices(context, form, field, texts)
+    choices, rest, is_partial = _field_choices(context, form, field, texts)
     return FormFieldView(
         name=field.name,
         kind=field.kind,
@@ -98,7 +98,7 @@ def _field_view(context: PortalContext, form: Form, field: FormField, values: Fo
         fault_kind=field.fault_kind,
         value=", ".join(rest),
         choices=choices,
-        is_truncated=is_cut,
+        is_truncated=is_partial,
     )
 
 

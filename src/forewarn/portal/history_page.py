@@ -70,12 +70,12 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
     entries: tuple[HistoryEntryView, ...]  # newest first
     older: int | None  # `before` of a link to older entries; None: there are none; never None with `after` alone
     newer: int | None  # `after` of a link to newer entries; None: there are none; never None if the query has `before`
-    is_cut: bool  # this export does not hold all entries
+    is_partial: bool  # this export does not hold all entries
     topic: str  # what the page follows live, such as `event:ID` or `all`; "": it shows the past, which does not change
 
     def table(self) -> ExportTable:
         """Return the CSV export: one row per entry of `entries`, newest first."""
-        note = truncation_note(self.is_cut, len(self.entries))
+        note = truncation_note(self.is_partial, len(self.entries))
         return ExportTable(
             columns=HistoryEntryView.__struct_fields__, rows=[_csv_row(entry) for entry in self.entries], note=note
         )
@@ -154,7 +154,7 @@ async def _read_page(read_entries: _EntryReader, query: HistoryPageQuery, oldest
         entries=tuple(HistoryEntryView.from_entry(entry) for entry in reversed(shown)),
         older=older,
         newer=newer,
-        is_cut=False,
+        is_partial=False,
         topic="",
     )
 
@@ -172,7 +172,12 @@ async def _read_all(context: RequestContext, entry_filter: HistoryFilter) -> His
             break
         await asyncio.sleep(0)
     return HistoryPage(
-        now=timestamp(context.now()), entries=tuple(found), older=older, newer=None, is_cut=older is not None, topic=""
+        now=timestamp(context.now()),
+        entries=tuple(found),
+        older=older,
+        newer=None,
+        is_partial=older is not None,
+        topic="",
     )
 
 

@@ -63,13 +63,13 @@ class HostsPage(BaseView, frozen=True, kw_only=True):
     health: str  # the chosen HostHealth; "": all
     page: int  # its number
     pages: int  # how many there are; an export is one
-    is_cut: bool  # this export does not hold all hosts that match
+    is_partial: bool  # this export does not hold all hosts that match
     hosts: tuple[HostCard, ...]  # in natural order of their names
 
     def table(self) -> ExportTable:
         """Return the CSV export: one row per host of `hosts`."""
         rows = [(host.name, host.location, host.zone, host.health, host.size) for host in self.hosts]
-        note = truncation_note(self.is_cut, len(rows), self.found)
+        note = truncation_note(self.is_partial, len(rows), self.found)
         return ExportTable(columns=("name", "location", "zone", "health", "VMs"), rows=rows, note=note)
 
 
@@ -127,7 +127,7 @@ async def show_hosts_page(context: PortalContext, call: HandlerCall, query: Host
         health=query.health,
         page=query.page,
         pages=1 if call.for_export else pages,
-        is_cut=call.for_export and len(cards) < len(found),
+        is_partial=call.for_export and len(cards) < len(found),
         hosts=tuple(cards),
     )
 

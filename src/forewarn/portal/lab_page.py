@@ -45,7 +45,7 @@ class LabPageQuery(DoneMessageQuery, frozen=True, kw_only=True):
 class ClockJump(BaseView, frozen=True, kw_only=True):
     """What happened while the clock was advanced, as far as the user may see it, from the history."""
 
-    summary: str  # by how much, and by whom; "" if it is not known
+    summary: str  # how far the clock was advanced, and who did it; "" if it is not known
     counts: dict[str, int]  # of these entries, of more than 10,000 the first ones, by kind, such as published
     entries: tuple[HistoryEntryView, ...]  # the first 50, oldest first
     more: int  # later entries that are left out

@@ -93,7 +93,7 @@ class _LiveMessageEncoder:
         if scopes is not None and not scopes:
             return b""
         return _json_message(
-            "asking", {"now": timestamp(self._context.now()), "scopes": None if scopes is None else sorted(scopes)}
+            "polling", {"now": timestamp(self._context.now()), "scopes": None if scopes is None else sorted(scopes)}
         )
 
     def _clock_message(self) -> bytes:

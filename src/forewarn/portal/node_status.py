@@ -74,7 +74,7 @@ def control_node_rows(dependencies: Dependencies) -> tuple[ControlNodeRow, ...]:
             url=row.url,
             version=row.version,
             term=view.term or None if row.name == view.active else None,
-            seen="now" if row.seen_s_ago <= _NOT_NOW_S else f"{duration_text(_coarse(row.seen_s_ago))} ago",
+            seen="now" if row.last_seen_ago_s <= _NOT_NOW_S else f"{duration_text(_coarse(row.last_seen_ago_s))} ago",
             behind=row.behind,
             clock=_clock_text(row, node.clock_difference_s if row.name == node.name else None),
             advice=_control_advice(row, versions.get(view.active, row.version)),

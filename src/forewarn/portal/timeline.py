@@ -1,6 +1,6 @@
 """The timeline page: finds the events of a time window and shows them as a chart and a table.
 
-The number of events read is bounded; `is_cut` says that older ones may be missing.
+The number of events read is bounded; `is_partial` says that older ones may be missing.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class TimelineQuery(StrictBody, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FoundEvents:
     events: list[Event]
-    is_cut: bool  # the search was bounded: older events may be missing
+    is_partial: bool  # the search was bounded: older events may be missing
 
 
 def _find_events(context: PortalContext, query: TimelineQuery, window: TimeWindow) -> _FoundEvents:
     """The visible events that match the filters of a query, in no order; not all need be in the window."""
-    # Each read is bounded; `is_cut` of the result says if a bound was reached.
+    # Each read is bounded; `is_partial` of the result says if a bound was reached.
     require_choice("kind", query.kind, KIND_LABELS, "a kind of event")
     require_choice("state", query.state, STATE_LABELS, "a state to filter by")
     vm = resolve("vm", query.vm, context.directory.find_any, partial(offer_vms, context))
@@ -83,7 +83,7 @@ def _find_events(context: PortalContext, query: TimelineQuery, window: TimeWindo
     scope_id = scope.id if scope is not None else None
     request_id = rollout.id if rollout is not None else None
     if vm is not None and scope_id not in (None, vm.scope_id):
-        return _FoundEvents(events=[], is_cut=False)
+        return _FoundEvents(events=[], is_partial=False)
 
     within = vm.scope_id if vm is not None else scope_id
     is_filtered = within is not None or query.kind != "" or not context.can_see_everything()
@@ -96,7 +96,7 @@ def _find_events(context: PortalContext, query: TimelineQuery, window: TimeWindo
         if context.can_see_scope(event.scope_id)
     }
     matching = [event for event in visible_events.values() if _matches(event, query.kind, vm.name if vm else "")]
-    return _FoundEvents(events=matching, is_cut=any(len(candidates) >= limit for candidates in candidate_lists))
+    return _FoundEvents(events=matching, is_partial=any(len(candidates) >= limit for candidates in candidate_lists))
 
 
 def _read_candidates(
@@ -150,7 +150,7 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
     follows: bool  # the window moves with the current time
     lanes: tuple[EventRow, ...]  # newest first; at most MAX_EVENTS_SHOWN, of more the live ones and then the newest
     more: int  # events in the window that are left out
-    is_cut: bool  # the search was bounded: older events may be missing
+    is_partial: bool  # the search was bounded: older events may be missing
     whole: TimelineLink | None  # to a window, of at most 28 days, around all live events that match; None: none do
     newest: TimelineLink | None  # to the newest event that the user may see; None: there is none, or `lanes` has events
 
@@ -222,7 +222,7 @@ async def show_timeline_page(context: PortalContext, call: HandlerCall, query: T
         follows=not query.at,
         lanes=tuple(event_row_for(views, event) for event in shown),
         more=len(in_window) - len(shown),
-        is_cut=found.is_cut,
+        is_partial=found.is_partial,
         whole=_link_to_live_events([event for event in found.events if event.is_live], now),
         newest=None if shown else _link_to_event(_newest_visible_event(context)),
     )

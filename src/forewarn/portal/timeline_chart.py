@@ -196,7 +196,7 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     over_at: Timestamp | None  # None: it is live
     promised_s: float | None  # whole seconds from publication to NotBefore; None: without notice, or not `listed`
     given_s: float | None  # seconds from publication to start; None before the start
-    notice: str  # both in words, or why there is no notice; of one that ended without a start also when that was
+    notice: str  # both in words, or why there is no notice; and when the event ended if it never started
     waits_for: str  # what it waits for before it starts, in words; "" after that
 
     @property
@@ -282,7 +282,7 @@ class BarSegment(BaseView, frozen=True, kw_only=True):
     outside of the window.
     """
 
-    what: str  # promised, notice, waiting or performing
+    kind: str  # promised, notice, waiting or performing
     since: Timestamp
     until: Timestamp  # where it ends
     x: float  # of its left edge, in percent of the chart's width
@@ -293,7 +293,7 @@ class BarSegment(BaseView, frozen=True, kw_only=True):
 class ChartMark(BaseView, frozen=True, kw_only=True):
     """A mark on an event's bar in a timeline chart: something that happened at one time."""
 
-    what: str  # published, not-before, approved, started or a final state (finished, failed, withdrawn, not-needed)
+    kind: str  # published, not-before, approved, started or a final state (finished, failed, withdrawn, not-needed)
     at: Timestamp
     x: float  # percent of the width, clamped a little outside of the window
     text: str  # of the tooltip, such as who approved it
@@ -385,7 +385,7 @@ def _event_bar(row: EventRow, window: TimeWindow, now: float, y: float) -> Event
         y=y,
         parts=tuple(_bar_segment(window, *stretch) for stretch in _segment_spans(row, now)),
         marks=tuple(
-            ChartMark(what=what, at=timestamp(at), x=_clamped_percent(window, at), text=text)
+            ChartMark(kind=what, at=timestamp(at), x=_clamped_percent(window, at), text=text)
             for what, at, text in _mark_instants(row)
         ),
     )
@@ -420,7 +420,7 @@ def _mark_instants(row: EventRow) -> Iterator[tuple[str, float, str]]:
 def _bar_segment(window: TimeWindow, what: str, since: float, until: float, grows: bool) -> BarSegment:
     x = _clamped_percent(window, since)
     return BarSegment(
-        what=what,
+        kind=what,
         since=timestamp(since),
         until=timestamp(until),
         x=x,

@@ -31,7 +31,7 @@ class UpdateDomainRow(BaseView, frozen=True, kw_only=True):
     """One update domain as a row of a grid, with its VMs on this page by fault domain."""
 
     update_domain: int  # its number, from 0
-    at_work: bool  # an act is in progress on a VM of the update domain, on this page or not
+    in_progress: bool  # an act is in progress on a VM of the update domain, on this page or not
     places: tuple[tuple[VmCell, ...], ...]  # its VMs in each of the grid's `fault_domains`, in order; some may be empty
 
     @property
@@ -50,10 +50,10 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
     scopes: tuple[str, ...]  # ids; for standalone VMs one per VM on this page
     enabled: int  # how many of the scopes are enabled
     silent_s: float | None  # real time since the latest poll of its VMs; None: none
-    asking: int  # how many of the VMs in `size` polled in the last minute of real time
+    polling: int  # how many of the VMs in `size` polled in the last minute of real time
     events: int  # live events of its scopes
     next_not_before: Timestamp | None  # the earliest NotBefore of the scheduled ones; None: there are none
-    at_work: tuple[int, ...]  # update domains with an act in progress, ascending; empty for standalone VMs
+    in_progress: tuple[int, ...]  # update domains with an act in progress, ascending; empty for standalone VMs
 
     @property
     def fault_domains(self) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
         return tuple(
             UpdateDomainRow(
                 update_domain=domain,
-                at_work=domain in self.at_work,
+                in_progress=domain in self.in_progress,
                 places=tuple(tuple(places[domain, fault_domain]) for fault_domain in self.fault_domains),
             )
             for domain in sorted({domain for domain, _ in places})
@@ -113,10 +113,10 @@ def vm_block_view(
         scopes=tuple(scope.id for scope in scopes),
         enabled=sum(scope.is_enabled for scope in scopes),
         silent_s=min((pace.silent_s for pace in paces), default=None),
-        asking=sum(not pace.is_silent for pace in paces),
+        polling=sum(not pace.is_silent for pace in paces),
         events=len(live),
         next_not_before=timestamp(min((e.not_before for e in live if e.status is EventState.SCHEDULED), default=None)),
-        at_work=_active_update_domains(single_scope) if single_scope is not None else (),
+        in_progress=_active_update_domains(single_scope) if single_scope is not None else (),
     )
 
 

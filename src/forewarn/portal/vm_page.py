@@ -43,12 +43,12 @@ class VmPage(BaseView, frozen=True, kw_only=True):
     over: tuple[EventView, ...]  # past ones, newest first, at most 20
     faults: tuple[FaultView, ...]  # active for it; empty for users who may not see everything
     supervisor: VmSupervisorView | None  # the connected supervisor of a namespace VM; None: there is none
-    story: Explanation  # what happened to it, and whether it polls, in sentences
+    explanation: Explanation  # what happened to it, and whether it polls, in sentences
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the VM now, without those that say that an event is scheduled or has started."""
-        return tuple(sentence for sentence in self.story.now if not _EVENT_STATE_SENTENCE.match(sentence))
+        return tuple(sentence for sentence in self.explanation.now if not _EVENT_STATE_SENTENCE.match(sentence))
 
     def table(self) -> ExportTable:
         """Return the CSV export: one row per event of the page, live ones first, at most 20 past ones."""
@@ -82,7 +82,7 @@ async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
         over=views.events(over),
         faults=faults,
         supervisor=vm_supervisor_view(vm.name, supervisor) if supervisor is not None else None,
-        story=explanation,
+        explanation=explanation,
     )
 
 

@@ -23,7 +23,7 @@ _LEAST_WIDTH = 0.4  # percent of the diagram, so that a part of seconds can be s
 class DiagramPart(BaseView, frozen=True, kw_only=True):
     """A part of a wave's bar in the diagram of a rollout's waves."""
 
-    what: str  # notice, performing or settling
+    kind: str  # notice, performing or settling
     x: float  # where it begins, in percent of the width
     width: float  # in percent of the width of the diagram, at least 0.4
 
@@ -62,7 +62,7 @@ class WaveDiagram(BaseView, frozen=True, kw_only=True):
 
     waves: tuple[DiagramWave, ...]  # in their order
     days: tuple[CalendarDay, ...]  # with starts, ascending; at most 31
-    days_left_out: int  # how many more days have starts
+    days_omitted: int  # how many more days have starts
     now_x: float | None  # where the current time is, in percent of the width; None: no other time is known
 
 
@@ -135,7 +135,7 @@ def _diagram(facts: Sequence[_WaveFacts], now: float) -> WaveDiagram:
     return WaveDiagram(
         waves=waves,
         days=tuple(days[:_MAX_DAYS]),
-        days_left_out=max(0, len(days) - _MAX_DAYS),
+        days_omitted=max(0, len(days) - _MAX_DAYS),
         now_x=100 * (now - first) / length if last > first else None,
     )
 
@@ -152,7 +152,7 @@ def _parts(wave: _WaveFacts, first: float, length: float, now: float) -> list[Di
             continue
         x = 100 * (since - first) / length
         width = max(100 * (until - since) / length, _LEAST_WIDTH)
-        parts.append(DiagramPart(what=what, x=min(x, 100 - width), width=width))
+        parts.append(DiagramPart(kind=what, x=min(x, 100 - width), width=width))
     return parts
 
 

@@ -157,7 +157,7 @@ class ControlNode:
     def nodes(self) -> list[NodeRow]:
         later_s = time.monotonic() - self._nodes_read_at
         return [
-            self.describe() if row.name == self.name else replace(row, seen_s_ago=row.seen_s_ago + later_s)
+            self.describe() if row.name == self.name else replace(row, last_seen_ago_s=row.last_seen_ago_s + later_s)
             for row in self._nodes
         ]
 
@@ -275,7 +275,7 @@ class ControlNode:
             raise Refused(f"control node {self.name} is not active, but {self.role}: there is nothing to resign")
         fresh_s = 3 * self._timing.describe_s + 2.0
         others = [n for n in self.nodes if n.name != self.name and can_take_over(n.role, n.status)]
-        if not any(node.seen_s_ago <= fresh_s for node in others):
+        if not any(node.last_seen_ago_s <= fresh_s for node in others):
             raise Refused(
                 f"no other control node can take over from {self.name}: start one first, or stop this one to end the "
                 "service"

@@ -96,7 +96,7 @@ def forwarding_target(lease: LeaseRow | None, own_url: str) -> str:
 
 def name_conflict(own_url: str, known: NodeRow) -> str:
     """Return a sentence if `known` is another node with this node's name; "" if it is this one, or gone."""
-    if known.url == own_url or known.seen_s_ago > 2 * LEASE_S:
+    if known.url == own_url or known.last_seen_ago_s > 2 * LEASE_S:
         return ""
     return (
         f"control node {known.name!r} runs at {known.url} already: give each control node another name with --name, or "

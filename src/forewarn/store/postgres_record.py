@@ -332,7 +332,7 @@ class PostgresRecord(SharedRecord):
 
     def nodes(self) -> list[NodeRow]:
         return [
-            NodeRow(name=name, url=url, role=role, version=version, number=number, status=status, seen_s_ago=seen)
+            NodeRow(name=name, url=url, role=role, version=version, number=number, status=status, last_seen_ago_s=seen)
             for name, url, role, version, number, status, seen in self._call(lambda db: db.execute(_NODES).fetchall())
         ]
 

@@ -137,7 +137,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     version: str  # the version of forewarn
     number: int = 0  # the number of the last group in its copy
     status: str = ""  # a sentence, if something is wrong
-    seen_s_ago: float = 0.0  # seconds since it described itself, by the server's clock; ignored by `put_node`
+    last_seen_ago_s: float = 0.0  # seconds since it described itself, by the server's clock; ignored by `put_node`
 
 
 class SharedRecord(Protocol):

@@ -21,7 +21,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     version: str  # the version of forewarn
     number: int  # the number of the last group of writes in its copy
     behind: int  # how many groups of writes its copy lacks, of those that a node is known to have
-    seen_s_ago: float  # seconds of real time since it described itself
+    last_seen_ago_s: float  # seconds of real time since it described itself
     problem: str = ""  # a sentence, such as why it cannot take over or write, or that commits were lost; "": none
 
 
@@ -46,7 +46,7 @@ def _node_list(rows: Sequence[NodeRow]) -> tuple[NodeView, ...]:
 
 
 def _node_view(row: NodeRow, newest: int) -> NodeView:
-    is_silent = row.seen_s_ago > SILENT_AFTER_S
+    is_silent = row.last_seen_ago_s > SILENT_AFTER_S
     problem = row.status
     if is_silent and not problem:
         problem = "it is not running, or cannot reach PostgreSQL: start it, or read its log"
@@ -57,6 +57,6 @@ def _node_view(row: NodeRow, newest: int) -> NodeView:
         version=row.version,
         number=row.number,
         behind=max(0, newest - row.number),
-        seen_s_ago=round(row.seen_s_ago, 1),
+        last_seen_ago_s=round(row.last_seen_ago_s, 1),
         problem=problem,
     )

@@ -48,7 +48,7 @@ class PollingReport:
     vms_by_polling: Mapping[PollingState, int]  # has every PollingState
     enabled_scopes: int  # scopes with Scheduled Events enabled
     polling_scopes: int  # scopes with a VM that polls now
-    unprepared_vms: int  # present VMs with a pending event that no VM of their scope was given or is about to get
+    vms_without_handler: int  # present VMs with a pending event that no VM of their scope was given or is about to get
     unwatched_scopes: int  # scopes with pending events and no VM that polls
 
 
@@ -91,7 +91,7 @@ async def polling_report(
         vms_by_polling={state: counts[state] for state in PollingState},
         enabled_scopes=store.enabled_scope_count(),
         polling_scopes=len(polling_scope_ids),
-        unprepared_vms=sum(
+        vms_without_handler=sum(
             one.awareness is EventAwareness.NO_VM for key, one in expected.items() if directory.has(key)
         ),
         unwatched_scopes=len(pending_scope_ids - polling_scope_ids),

@@ -11,7 +11,7 @@ import { acquireStreamSlot } from "./stream-slots.js";
 
 export const live = new EventTarget();
 
-const MESSAGES = ["change", "asking", "counts", "clock", "reset", "health", "hold", "nodes"];
+const MESSAGES = ["change", "polling", "counts", "clock", "reset", "health", "hold", "nodes"];
 const SILENCE_TIMEOUT_MS = 40_000; // the server sends something every 15 s
 const MIN_RETRY_MS = 500;
 const MAX_RETRY_MS = 5_000;

@@ -15,7 +15,7 @@ let nextFetchAt = 0;
 let isStoreHealthy = true;
 
 live.addEventListener("change", (event) => markSections(isOneOf(topicsOf(event.detail))));
-live.addEventListener("asking", (event) => markSections(showsPolling(event.detail)));
+live.addEventListener("polling", (event) => markSections(showsPolling(event.detail)));
 live.addEventListener("clock", () => markSections((topic) => topic === "clock"));
 live.addEventListener("hold", ({ detail }) => showHold(detail.html));
 live.addEventListener("nodes", () => markSections((topic) => topic === "nodes"));
@@ -55,8 +55,8 @@ function isOneOf(topics) {
 
 // Polling is shown with its scope and on the clients page. `scopes` is null when any scope may have changed.
 function showsPolling({ scopes }) {
-  if (scopes === null) return (topic) => topic === "asking" || topic.startsWith("scope:");
-  return isOneOf(new Set(["asking", ...scopes.map((id) => `scope:${id}`)]));
+  if (scopes === null) return (topic) => topic === "polling" || topic.startsWith("scope:");
+  return isOneOf(new Set(["polling", ...scopes.map((id) => `scope:${id}`)]));
 }
 
 // Marks the sections with a topic for which `concerns` is true, and schedules a fetch.
