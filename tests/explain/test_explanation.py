@@ -489,16 +489,16 @@ def test_the_reports_about_many_acts_are_counted() -> None:
 def test_a_started_event_names_the_hypervisor_that_performs_it() -> None:
     event = an_event(status=EventState.STARTED, started_at=NOON + 15 * MINUTE)
     working = replace(event, acts=(an_act(event, ok=None),))
-    facts_then = facts_at(NOON + 20 * MINUTE, hypervisor="simulated: no real VM is touched")
-    assert event_explanation(working, facts_then).now[1] == "The hypervisor is simulated: no real VM is touched."
+    facts_then = facts_at(NOON + 20 * MINUTE, hypervisor="no real VMs, only a ledger of acts")
+    assert event_explanation(working, facts_then).now[1] == "Acts are performed on no real VMs, only a ledger of acts."
     done = replace(event, acts=(an_act(event, at=NOON + 16 * MINUTE),))
-    assert "hypervisor" not in str(event_explanation(done, facts_then).now)
+    assert "performed on" not in str(event_explanation(done, facts_then).now)
 
 
 def test_explanations_of_vms_and_of_what_is_over_name_the_hypervisor_once() -> None:
     event = an_event(status=EventState.STARTED, started_at=NOON + 15 * MINUTE)
-    facts_then = facts_at(NOON + 20 * MINUTE, hypervisor="simulated: no real VM is touched")
-    sentence = "The hypervisor is simulated: no real VM is touched."
+    facts_then = facts_at(NOON + 20 * MINUTE, hypervisor="no real VMs, only a ledger of acts")
+    sentence = "Acts are performed on no real VMs, only a ledger of acts."
     over = replace(
         event, status=EventState.OVER, over_at=NOON + 17 * MINUTE, acts=(an_act(event, at=NOON + 16 * MINUTE),)
     )

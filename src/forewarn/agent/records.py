@@ -15,7 +15,7 @@ class StepState(StrEnum):
     """The state of one run of a step, or of its undo, in the journal."""
 
     BEGUN = "begun"  # running, or interrupted
-    DONE = "done"  # it succeeded, counts so after an interruption, or was already done for another event
+    DONE = "done"  # it succeeded, also as its check found after an interruption, or was done for another event before
     FAILED = "failed"  # perhaps done in part: a step is undone later, an undo may be tried again
     CUT = "cut"  # not run: there was no time, or the event had started; due again if the event is postponed
     SKIPPED = "skipped"  # not run for another reason; of an undo: not needed for this event

@@ -45,7 +45,7 @@ class PollAnswer:
     received: Received | None  # the document, perhaps only partly usable; None after a 304: it has not changed
     etag: str  # with its quotes; "" if the answer has none
     was_held: bool  # the server applied our `Prefer: wait` (spec §4.4), even if it did not have to wait
-    server_time: float | None  # its Date as POSIX seconds, in a lab lab time (spec §12); None: not readable
+    server_time: float | None  # its Date as POSIX seconds, which a lab moves (spec §12); None: not readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,7 @@ class HostBackend:
         if isinstance(answer, NodeDenied):
             self._on_denied(answer)
         if not isinstance(answer, VmCallReply):
-            raise Unavailable("the service does not work with this node now: try again later")
+            raise Unavailable("the service refuses calls of this node now: try again later")
         self._show(answer.scopes, answer.record)
         if isinstance(answer.reply, RequestFailed):
             raise answer.reply.to_error()

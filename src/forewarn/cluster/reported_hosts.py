@@ -147,5 +147,5 @@ class ReportedHosts:
 
 
 def _process(node: JoinedNode) -> tuple[str, str, int]:
-    """What tells a process of a node from others; while it runs, its host keeps its CPU."""
+    """Identifies one run of a host node; the CPU of the host stays the same during a run."""
     return node.host, node.info.id, node.info.boot

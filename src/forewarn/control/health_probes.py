@@ -88,7 +88,7 @@ class HealthProber:
             case CheckKind.COMMAND:
                 return await self._run(check)
             case CheckKind.FIGURE:
-                raise ValueError(f"check {check.name!r} is a figure, which no probe knows")
+                raise ValueError(f"check {check.name!r} measures a figure of the service, which needs no probe")
 
     async def _ask_prometheus(self, check: HealthCheck) -> CheckResult:
         query = urlencode({"query": check.query, "timeout": f"{math.ceil(check.timeout_s)}s"})

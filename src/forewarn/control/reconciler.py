@@ -112,7 +112,7 @@ class Reconciler:
     async def _run_passes(self) -> None:
         while True:
             self._wake_event.clear()
-            # Those who asked before this pass began; who asks later needs the next one.
+            # This pass serves the callers that asked before it began; later ones need the next pass.
             catching_up, self._catching_up = self._catching_up, []
             try:
                 async with self.pass_lock:

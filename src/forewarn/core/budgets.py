@@ -116,7 +116,7 @@ def check_budget(budget: Budget, vms: Iterable[Vm], others: Collection[Budget]) 
     if budget.tag_value and not budget.tag:
         raise Rejected(f"the tag value {budget.tag_value!r} belongs to no tag: write it like team=shop")
     if len(others) >= MAX_BUDGETS:
-        raise Rejected(f"there are {MAX_BUDGETS} budgets, the most there can be: remove one first")
+        raise Rejected(f"there are {MAX_BUDGETS} budgets already, which is the limit: remove one first")
     locations: set[str] = set()
     tags: dict[str, set[str]] = defaultdict(set)
     for vm in vms:

@@ -93,7 +93,7 @@ class ScopeFacts:
     act_notes: Mapping[str, str] = field(default_factory=dict)  # act id → how it is going, as the hypervisor says
     awaited_hosts: Mapping[str, str] = field(default_factory=dict)  # act id → the unreachable host that it waits for
     unreachable_since: Mapping[str, float] = field(default_factory=dict)  # host → since when it does not answer
-    hypervisor: str = ""  # the one that performs acts, such as `process: simulated processes`; "": not named
+    hypervisor: str = ""  # what acts are performed on, such as `simulated processes`; "": not named
     idle_s: float = Policy().idle_s  # without polls for this much lab time, the scope is disabled
 
 
@@ -255,7 +255,7 @@ def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
         ago = duration_text(facts.now - (event.over_at or facts.now))
         yield f"It ended {ago} ago: {ending_text(event)}."
         if event.acts and facts.hypervisor:
-            yield f"The hypervisor is {facts.hypervisor}."
+            yield f"Acts are performed on {facts.hypervisor}."
     elif event.status is EventState.STARTED:
         yield from _running_acts_sentences(event, facts)
         yield from _progress_sentences(event, facts)
@@ -271,7 +271,7 @@ def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
 
 def _hypervisor_sentences(live: Sequence[Event], facts: ScopeFacts) -> Iterator[str]:
     if facts.hypervisor and not any(event.status is EventState.STARTED and event.unfinished_acts for event in live):
-        yield f"The hypervisor is {facts.hypervisor}."
+        yield f"Acts are performed on {facts.hypervisor}."
 
 
 def _running_acts_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
@@ -280,7 +280,7 @@ def _running_acts_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
         names = join_names([act.name for act in event.unfinished_acts])
         yield f"It started {since} ago; the {verb_noun(event.rules.verb)} of {names} is in progress."
         if facts.hypervisor:
-            yield f"The hypervisor is {facts.hypervisor}."
+            yield f"Acts are performed on {facts.hypervisor}."
     else:
         failed = join_names([act.name for act in event.failed_acts])
         result = f"the {verb_noun(event.rules.verb)} of {failed} failed" if failed else "every act was performed"

@@ -95,7 +95,7 @@ def _event_fields(
 def decode_document(raw: bytes) -> Received:
     """Decode the body of a poll response. Events may lack fields, and have unknown ones.
 
-    InvalidDocument if the body is empty (real servers send that), not a document, or has elements of which none is a
+    InvalidDocument if the body is empty (real servers send that), not a document, or has elements but no
     usable event: such a body says nothing about the events, and must not be taken for a document without events.
     """
     content = _decode_object(raw)

@@ -146,13 +146,9 @@ def web_dependencies(service: Service, directory: DataDirectory) -> Dependencies
         sign_in=service.operator_server.sign_in if service.operator_server else None,
         sign_in_links=service.operator_server.links if service.operator_server else None,
         strict_api_versions=service.settings.strict_api_versions,
-        hypervisor_text=_hypervisor_text(service.settings),
+        hypervisor_text=service.settings.chosen_hypervisor.description,
         host_nodes=service.cluster.describe_nodes if service.cluster else None,
     )
-
-
-def _hypervisor_text(settings: Settings) -> str:
-    return f"{settings.chosen_hypervisor}: {settings.chosen_hypervisor.description}"
 
 
 def owner_name() -> str:

@@ -147,7 +147,7 @@ class Dependencies:
     connection_shares: ConnectionShares = field(default_factory=ConnectionShares.from_open_files)
     real_time: Callable[[], float] = read_real_time  # for tokens and sessions, which lab time does not affect
     strict_api_versions: bool = False  # Azure's API refuses missing api-versions, and those that Azure does not have
-    hypervisor_text: str = ""  # for people: `process: simulated processes`; "": not known
+    hypervisor_text: str = ""  # what acts are performed on, such as `simulated processes`; "": not known
     control_node: ControlNodeView | None = None  # that this service runs on; None: it runs alone
     host_nodes: Callable[[], Sequence[HostNodeInfo]] | None = None  # that answer VMs and act; None: this machine does
     shutting_down: asyncio.Event = field(default_factory=asyncio.Event)  # set when it stops: long polls answer at once

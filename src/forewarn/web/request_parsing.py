@@ -53,7 +53,7 @@ class NewFault(StrictBody, frozen=True, kw_only=True):
     all: bool = False  # for the whole fleet
     count: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # of requests or events; None: no limit
     duration_s: DurationSeconds | None = (
-        None  # above 0; at most the longest duration of its kind, which None stands for
+        None  # above 0, and at most the longest duration of its kind; None: the longest
     )
     # Of its kind, by name, such as `delay_s`; a missing one has the kind's default.
     parameters: Annotated[dict[Name, Number], Meta(max_length=100)] = {}

@@ -174,7 +174,7 @@ class MetadataFrontend:
         return self.server.request_totals()
 
     def worker_lags(self) -> list[tuple[float, float]]:
-        """Return a pair of seconds per worker: how long its last answer took, and how long it owes one now."""
+        """Return a pair of seconds per worker: how long its last answer took, and has owed the next."""
         return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
 
     def _new_server(self, backend: MetadataBackend, store_tag: str) -> MetadataServer:

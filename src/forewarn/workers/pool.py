@@ -177,7 +177,7 @@ class WorkerPool:
         return sum_totals(self._counts_of_gone_workers, *(worker.request_counts for worker in self._live_workers))
 
     def worker_lags(self) -> list[tuple[float, float]]:
-        """Return a pair of seconds per slot: how long its worker's last answer took, and how long one is owed."""
+        """Return a pair of seconds per slot: how long its worker's last answer took, and has owed the next."""
         return [(m.lag_s, m.silent_s()) if m else (math.inf, math.inf) for m in self._workers]
 
     @property
