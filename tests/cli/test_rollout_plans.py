@@ -124,3 +124,13 @@ def test_a_dry_run_of_a_start_is_the_plan(lab: Any) -> None:
     assert "It would not finish, so later times are missing" in text
     assert 'the budget "all" allows 1 of' in text
     assert lab.json("rollout", "start", "--dry-run", *options).keys() == lab.json("rollout", "plan", *options).keys()
+
+
+def test_a_wave_that_a_budget_never_lets_end_has_no_end_in_the_plan(lab: Any) -> None:
+    lab.good("budget", "set", "all", "--at-most", "1")  # h1 has web and db-0, and h2 db-1 and spot
+    plan = lab.json("rollout", "plan", "--all-hosts", "--impact", "reboot")
+    assert plan["is_partial"]
+    (wave,) = plan["waves"]
+    for times in filter(None, (wave["earliest"], wave["latest"])):
+        assert times["begins_at"] is not None
+        assert (times["over_at"], times["settled_at"]) == (None, None)

@@ -429,8 +429,8 @@ def _planned_wave(
         vms=tuple(vm.name for vm in ordered[:MAX_PLANNED_NAMES]),
         update_domains=max(map(len, domains.values()), default=0),
         starts=tuple(sorted({timestamp(event.started_at) for event in runs[1] if event.started_at is not None})),
-        earliest=_wave_times(runs[0], rollout.settle_s),
-        latest=_wave_times(runs[1], rollout.settle_s),
+        earliest=_wave_times(earliest, runs[0], wanted, rollout.settle_s),
+        latest=_wave_times(latest, runs[1], wanted, rollout.settle_s),
         without_handler=tuple(vm.name for vm in ordered if vm.key in without_handler)[:MAX_PLANNED_NAMES],
     )
 
@@ -441,11 +441,15 @@ def _events_of(run: SimulatedRun | None, wanted: Collection[tuple[str, str]]) ->
     return [event for event in run.events if any((event.scope_id, name) in wanted for name in event.vms)]
 
 
-def _wave_times(events: Sequence[Event], settle_s: float) -> WaveTimes | None:
-    if not events:
+def _wave_times(
+    run: SimulatedRun | None, events: Sequence[Event], wanted: Collection[tuple[str, str]], settle_s: float
+) -> WaveTimes | None:
+    if run is None or not events:
         return None
     starts = [event.started_at for event in events if event.started_at is not None]
-    is_over = not any(event.is_live for event in events)
+    # Where a budget stops the rollout for good, VMs of the wave have no event.
+    listed = {(event.scope_id, name) for event in events for name in event.vms}
+    is_over = (run.is_over or listed.issuperset(wanted)) and not any(event.is_live for event in events)
     over_at = max((event.over_at for event in events if event.over_at is not None), default=None) if is_over else None
     return WaveTimes(
         begins_at=timestamp(min(event.published_at for event in events)),
