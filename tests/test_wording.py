@@ -37,3 +37,11 @@ def test_clauses_are_separated_by_semicolons() -> None:
 )
 def test_a_wrong_digit_is_no_typo(name: str, meant: str) -> None:
     assert did_you_mean(name, ["hv-3", "database"]) == (f": did you mean {meant!r}?" if meant else "")
+
+
+def test_a_number_that_was_left_out_is_not_guessed() -> None:
+    hosts = ["hv-1", "hv-2", "hv-12", "database-1"]
+    assert did_you_mean("hv", hosts) == ""
+    assert did_you_mean("hv-", hosts) == ""
+    assert did_you_mean("vh-12", hosts) == ": did you mean 'hv-12'?"
+    assert did_you_mean("database", hosts) == ": did you mean 'database-1'?"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import islice
 
 _MAX_NAMES_TO_COMPARE = 5_000  # among more names a search for similar ones takes too long
 _MAX_NAME_LENGTH = 200
+_DIGIT, _NO_DIGIT = re.compile(r"\d"), re.compile(r"\D+")
 
 
 def first_names(names: Sequence[str], most: int = 3, *, total: int = 0) -> str:
@@ -27,13 +30,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def similar_names(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the known names most like `name`, but none with other digits: a wrong digit is no typo."""
-    digits = _digits(name)
-    return get_close_matches(name, [each for each in known if digits in ("", _digits(each))], n=most, cutoff=cutoff)
+    """Return the known names most like `name`, but none with other digits: a wrong digit is no typo.
 
-
-def _digits(text: str) -> str:
-    return "".join(filter(str.isdigit, text))
+    Where the number was left out, a name is offered only if no other one differs from it in its number alone.
+    """
+    digits, names = _NO_DIGIT.sub("", name), list(known)
+    stems = Counter() if digits else Counter(_DIGIT.sub("", each) for each in names)
+    likely = [each for each in names if _NO_DIGIT.sub("", each) == digits or stems[_DIGIT.sub("", each)] == 1]
+    return get_close_matches(name, likely, n=most, cutoff=cutoff)
 
 
 def first_clauses(clauses: Sequence[str], most: int = 3) -> str:
