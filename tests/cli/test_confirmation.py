@@ -74,6 +74,11 @@ def test_a_restart_says_before_which_vms_get_no_notice_and_why(production: Any) 
     assert "db-0 at once" not in result.stdout
 
 
+def test_vms_that_lose_notice_for_one_reason_stand_in_one_sentence(production: Any) -> None:
+    message = " ".join(production.refused("delete", "web", "spot", "quick").split())
+    assert "(delete of web, spot, quick at once, without an event: no terminate notification is set)" in message
+
+
 def test_an_abort_and_a_confirmed_host_are_asked_about(production: Any) -> None:
     started = production.json("rollout", "start", "--all-hosts", "--impact", "update", "--no-wait")
     assert "cannot be resumed" in production.good("rollout", "abort", started["id"], "--dry-run")

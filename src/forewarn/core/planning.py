@@ -233,9 +233,9 @@ def _unlisted_reason(scope: Scope, planned: PlannedEvent, vms: list[Vm], idle_s:
     if rules.kind is None:
         return f"a {planned.cause} publishes no event"
     if rules.kind is Kind.TERMINATE and not vms[0].terminate_notice_min:
-        return f"{vms[0].name} has no terminate notification"
+        return "no terminate notification is set"
     if rules.kind is Kind.TERMINATE and vms[0].priority is Priority.SPOT:  # spec §6.3
-        return f"{vms[0].name} is a Spot VM, which has no terminate notification"
+        return "a Spot VM has no terminate notification"
     if rules.by_user and not scope.is_enabled:
         return f"no VM of the scope has polled within {hours_text(idle_s)}, so scheduled events are disabled there"
     return None
