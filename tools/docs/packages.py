@@ -69,7 +69,7 @@ def packages_markdown() -> str:
         lines.append(f"  subgraph layer{number}[ ]")
         lines += [f"    {name}" for name in layer]
         lines.append("  end")
-    lines += [f"  {name} --> {package}" for name in sorted(shown) for package in sorted(shown[name])]
+    lines += [f"  {name}-->{package}" for name in sorted(shown) for package in sorted(shown[name])]
     lines += ["```", END]
     return "\n".join(lines)
 
