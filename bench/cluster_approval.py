@@ -24,11 +24,11 @@ from bench.figure import Figure, absent
 from bench.process import cpu_ns
 from bench.run_context import RunContext
 from bench.sample_statistics import median, ratio
+from forewarn.cluster.following import forget_position
+from forewarn.cluster.postgres_record import open_record
+from forewarn.cluster.replicated_store import ReplicatedStore
 from forewarn.core.commit import Commit, merge_commits
 from forewarn.service.data_directory import DATABASE_FILE
-from forewarn.store.following import forget_position
-from forewarn.store.postgres_record import open_record
-from forewarn.store.replicated import ReplicatedStore
 from forewarn.store.sqlite import SqliteStore
 from tests.cluster.control_node_processes import ProcessCluster
 from tests.support.postgres_pair import ServerPair

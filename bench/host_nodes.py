@@ -29,7 +29,7 @@ from bench.node_watchers import WatchedNode, WatchResult
 from bench.process import cpu_ns
 from bench.run_context import RunContext
 from bench.sample_statistics import median, percentile
-from forewarn.clock import SystemClock
+from forewarn.base.clock import SystemClock
 from forewarn.cluster.bus import Subjects
 from forewarn.cluster.control_side import ClusterControl
 from forewarn.cluster.nats_bus import NatsBus, NatsSettings
@@ -38,9 +38,9 @@ from forewarn.control.fleet import FleetChange
 from forewarn.core.decision import DecisionContext
 from forewarn.core.fleet import Vm
 from forewarn.core.scope import Scope
+from forewarn.metadata.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 from forewarn.store import SqliteStore
 from forewarn.store.interface import AppliedCommit
-from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 from tests.support.nats_server import NatsServer, nats_program
 from tests.support.node_process import NodeProcess
 from tests.support.world import a_host, a_vm

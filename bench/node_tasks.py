@@ -23,10 +23,10 @@ from forewarn.cluster.bus import BusMessage, Subjects
 from forewarn.cluster.host_node import HostNode, HostNodeConfig
 from forewarn.cluster.messages import HostFact, HostScope, NodeInfo
 from forewarn.cluster.nats_bus import NatsBus, NatsSettings
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedHypervisor
-from forewarn.workers.frontend import FrontendConfig
-from forewarn.workers.worker import event_loop_factory
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedHypervisor
+from forewarn.metadata.workers.frontend import FrontendConfig
+from forewarn.metadata.workers.worker import event_loop_factory
 
 PLAIN_DIGITS = 12  # at the beginning of a plain message: its number
 _GC_THRESHOLD = 20_000  # as in a service

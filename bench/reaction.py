@@ -21,7 +21,7 @@ from bench.process import CLIENT_CORE, cpu_s, on_core
 from bench.run_context import RunContext
 from bench.sample_statistics import median, percentile
 from bench.service import BenchService, running_service
-from forewarn.times import parse_time
+from forewarn.base.times import parse_time
 from tests.support.external_server import ExternalServer
 from tests.support.service_process import eventually
 

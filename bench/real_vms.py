@@ -26,8 +26,8 @@ from bench.qmp import MEMORY_MIB, OBSERVER, WITH_OBSERVER, BareVm, QmpClient, Ti
 from bench.run_context import RunContext
 from bench.sample_statistics import median, percentile
 from bench.service import BenchService
-from forewarn.hypervisor.qemu.definition import QemuHost
-from forewarn.hypervisor.qemu.driver import QemuDriver
+from forewarn.machines.qemu.definition import QemuHost
+from forewarn.machines.qemu.driver import QemuDriver
 from tests.support.service_process import eventually
 from tests.vms.hosts import toml_text, wait_for, why_vms_are_unavailable
 

@@ -15,13 +15,13 @@ from functools import partial
 from bench.figure import Figure, absent
 from bench.run_context import RunContext
 from bench.sample_statistics import median, ratio
+from forewarn.cluster.postgres_record import open_record
 from forewarn.conformance.store_rows import sample_event
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.scope import Scope
 from forewarn.store import SqliteStore
 from forewarn.store.interface import Store
-from forewarn.store.postgres_record import open_record
 from tests.support.postgres_pair import ServerPair
 from tests.support.postgres_server import is_installed
 from tests.support.replicated_store import open_replicated

@@ -18,13 +18,13 @@ from bench.figure import Figure, absent
 from bench.process import cpu_s
 from bench.run_context import RunContext
 from bench.sample_statistics import median
-from forewarn.clock import SystemClock
+from forewarn.base.clock import SystemClock
+from forewarn.cluster.postgres_record import PostgresRecord, open_record
+from forewarn.cluster.record import LeaseRow
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.fleet import FleetChange
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedHypervisor
-from forewarn.store.postgres_record import PostgresRecord, open_record
-from forewarn.store.record import LeaseRow
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedHypervisor
 from tests.cluster.control_node_processes import ProcessCluster
 from tests.support.postgres_pair import ServerPair
 from tests.support.postgres_server import is_installed

@@ -16,8 +16,8 @@ import pytest
 import uvloop
 
 from forewarn.auth.certificates import ServiceCertificates, ca_certificate_path
+from forewarn.base.http_client import ClientResponse, HttpClient, HttpLimits, HttpRequestFailed, LocalTargets
 from forewarn.errors import Rejected
-from forewarn.http_client import ClientResponse, HttpClient, HttpLimits, HttpRequestFailed, LocalTargets
 from tests.support.webhook_receiver import ReceiverAnswer, WebhookReceiver
 
 LIMITS = HttpLimits(timeout_s=2.0, body_timeout_s=0.2)

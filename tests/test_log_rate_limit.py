@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from forewarn.log_rate_limit import LogRateLimit, limit_repeated_messages
+from forewarn.base.log_rate_limit import LogRateLimit, limit_repeated_messages
 
 
 class RecordingLog:

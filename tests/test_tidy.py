@@ -153,7 +153,11 @@ def test_every_source_file_is_used_by_the_product() -> None:
                 imported.update(alias.name for alias in node.names)
     # Modules that are started with -m, loaded by name, or offered to other people's tests.
     entry_points = {"__main__", "__init__", "env"}
-    loaded_by_name = {"forewarn.workers.worker", "forewarn.pytest_plugin", "forewarn.crash_test.namespace_check"}
+    loaded_by_name = {
+        "forewarn.metadata.workers.worker",
+        "forewarn.pytest_plugin",
+        "forewarn.crash_test.namespace_check",
+    }
     public = ("forewarn.conformance", "forewarn.cli", "forewarn.lab", "forewarn.scheduled_events")
     bad = []
     for path in python_files("src"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from forewarn.times import Timestamp, decode_time, encode_time, parse_time, time_text, timestamp
+from forewarn.base.times import Timestamp, decode_time, encode_time, parse_time, time_text, timestamp
 
 
 class Shown(msgspec.Struct):

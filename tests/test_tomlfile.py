@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.tomlfile import InvalidToml, TomlPath, index_lines, load_toml
+from forewarn.base.tomlfile import InvalidToml, TomlPath, index_lines, load_toml
 
 TRICKY = '''# [[vms]] in a comment
 title = "a # b" # and [x] after it

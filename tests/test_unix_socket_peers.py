@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from forewarn.hypervisor.process.registry import SupervisorRecords, SupervisorRegistry
-from forewarn.hypervisor.process.server import SupervisorServer
-from forewarn.unix_socket import PeerCredentials, bind_unix_socket, peer_refusal
+from forewarn.base.unix_socket import PeerCredentials, bind_unix_socket, peer_refusal
+from forewarn.machines.process.registry import SupervisorRecords, SupervisorRegistry
+from forewarn.machines.process.server import SupervisorServer
 from forewarn.web.server import serve_unix
 from tests.support import operator_api
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.wording import did_you_mean, first_clauses, first_names
+from forewarn.base.wording import did_you_mean, first_clauses, first_names
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from forewarn.service.nats_config import host_credentials_path, write_nats_config
+from forewarn.cluster.nats_config import host_credentials_path, write_nats_config
 from tests.cluster.control_node_processes import ProcessCluster
 from tests.support.nats_server import NatsServer, nats_program
 from tests.support.node_process import NodeProcess

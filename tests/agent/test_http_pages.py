@@ -13,8 +13,8 @@ from forewarn.agent.http_server import AgentPages
 from forewarn.agent.metrics import AgentMetrics, EndpointHealthTracker
 from forewarn.agent.model import RuleConfig, StepConfig, StepPhase
 from forewarn.agent.records import EventRecord, OpenRecords, StepRun, StepState
+from forewarn.base.times import time_text
 from forewarn.client import ReceivedEvent
-from forewarn.times import time_text
 
 AWAY = StepConfig(name="away", use="readiness", budget_s=20)
 SAVE = StepConfig(name="save", use="checkpoint", budget_s=300)

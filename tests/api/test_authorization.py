@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.api.routes import ROUTES
 from forewarn.core.access import ROLE_RIGHTS, Right, Role
+from forewarn.web.api_routes import ROUTES
 from forewarn.web.routing import ApiRoute
 from tests.api.test_every_route import NEEDS_A_REAL_SERVICE, valid_call
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from forewarn.api.routes import ROUTES
 from forewarn.core.access import Right
 from forewarn.errors import Conflict, Unavailable
+from forewarn.web.api_routes import ROUTES
 from forewarn.web.routing import API_PREFIX
 
 FILE = '[[hosts]]\nname = "h1"\nlocation = "westeurope"\n'

@@ -9,7 +9,7 @@ import pytest
 from forewarn.control.act_limits import ActLimits
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
-from forewarn.hypervisor.simulated import SimulatedBehaviour, UnreachableRule
+from forewarn.machines.simulated import SimulatedBehaviour, UnreachableRule
 from forewarn.store.interface import LastPoll
 from tests.support.hanging_hypervisor import HangingHostHypervisor
 from tests.support.reporting_hypervisor import ReportingHypervisor

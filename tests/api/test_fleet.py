@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.times import time_text
 from forewarn.store.interface import LastPoll
-from forewarn.times import time_text
 
 FILE = """
 [defaults]

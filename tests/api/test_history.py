@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from forewarn.hypervisor.simulated import SimulatedBehaviour, UnreachableRule
+from forewarn.machines.simulated import SimulatedBehaviour, UnreachableRule
 
 
 def texts(page: Any) -> list[str]:

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from forewarn.api.openapi import openapi_document, openapi_path
-from forewarn.api.routes import ROUTES
 from forewarn.core.access import Right
+from forewarn.web.api_routes import ROUTES
 from forewarn.web.context import RequestContext
+from forewarn.web.openapi import openapi_document, openapi_path
 from forewarn.web.routing import ApiRoute, everything, handler_signature
 from tools.docs.api_reference import api_reference_markdown
 

@@ -19,8 +19,8 @@ from schemathesis.core.result import Ok
 from schemathesis.core.transport import Response
 from schemathesis.generation import GenerationMode
 
-from forewarn.api.openapi import openapi_document
-from forewarn.api.routes import ROUTES
+from forewarn.web.api_routes import ROUTES
+from forewarn.web.openapi import openapi_document
 from forewarn.web.routing import API_PREFIX
 
 SCHEMA = schemathesis.openapi.from_dict(json.loads(msgspec.json.encode(openapi_document(ROUTES))))

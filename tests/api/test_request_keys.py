@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from forewarn.api.routes import ROUTES
 from forewarn.core.commit import Commit
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
+from forewarn.web.api_routes import ROUTES
 from tests.support.operator_api import Answer, Api, make_world
 
 RESTART = {"operation": "restart", "vms": ["db"]}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.times import parse_time
 from forewarn.control.fleet import FleetChange
 from forewarn.core.fleet import HostHealth
 from forewarn.core.request import RequestedOperation
 from forewarn.store.sqlite import SqliteStore
-from forewarn.times import parse_time
 from tests.support.reboot_only_hypervisor import RebootOnlyHypervisor
 from tests.support.reporting_hypervisor import ReportingHypervisor
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.times import parse_time, time_text
+from forewarn.base.times import parse_time, time_text
 
 FILE = """\
 [rollout]

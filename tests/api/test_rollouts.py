@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
+from forewarn.machines.simulated import FailRule, SimulatedBehaviour
 from forewarn.store.sqlite import SqliteStore
 
 

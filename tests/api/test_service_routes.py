@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.times import parse_time, time_text
 from forewarn.core.decision import Policy
 from forewarn.store.interface import LastPoll
 from forewarn.store.sqlite import SqliteStore
-from forewarn.times import parse_time, time_text
 
 DB = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db"
 

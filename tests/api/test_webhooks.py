@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.times import time_text
 from forewarn.errors import Unavailable
-from forewarn.times import time_text
 from tests.support.webhook_receiver import WebhookReceiver
 
 NEW = {

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.arm import discovery, resources
 from forewarn.core.access import Role
+from forewarn.web.arm import discovery, resources
 
 ROUTES = [route for route in (*discovery.ROUTES, *resources.ROUTES) if route.method == "GET"]
 KNOWN = ["sub", "lab", "LAB", "web", "web-0", "db", "pool", "0", "pool_1", "none"]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.arm import apply_updates, maintenance_configurations, token_endpoint
-from forewarn.arm.routes import ROUTES
 from forewarn.core.access import Right, Role
+from forewarn.web.arm import apply_updates, maintenance_configurations, token_endpoint
+from forewarn.web.arm.routes import ROUTES
 
 ELSEWHERE = (*token_endpoint.ROUTES, *maintenance_configurations.ROUTES, *apply_updates.ROUTES)
 WRITING = [route for route in ROUTES if route.method in ("PUT", "PATCH", "POST") and route not in ELSEWHERE]

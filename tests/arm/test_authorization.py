@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from forewarn.arm.routes import ROUTES
-from forewarn.arm.routing import ArmRoute
 from forewarn.core.access import ROLE_RIGHTS, Principal, Right, Role
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Unauthenticated
+from forewarn.web.arm.routes import ROUTES
+from forewarn.web.arm.routing import ArmRoute
 from tests.arm.conftest import Arm
 
 OWN, OTHER, EVERYTHING = "/subscriptions/sub/resourceGroups/lab", "/subscriptions/sub/resourceGroups/other", "/"

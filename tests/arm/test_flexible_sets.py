@@ -8,11 +8,11 @@ from urllib.parse import quote
 
 import pytest
 
-from forewarn.arm.routes import ROUTES
-from forewarn.arm.routing import ArmRoute
 from forewarn.core.access import Role
 from forewarn.core.event import EventState
 from forewarn.core.fleet import Orchestration, Priority
+from forewarn.web.arm.routes import ROUTES
+from forewarn.web.arm.routing import ArmRoute
 from tests.support.world import a_host, a_vm
 
 GROUP = "/subscriptions/sub/resourceGroups/lab"

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from forewarn.arm.routes import ROUTES
-from forewarn.arm.routing import COMPUTE_PATH, ArmCall, ArmResponse, ArmRoute
+from forewarn.web.arm.routes import ROUTES
+from forewarn.web.arm.routing import COMPUTE_PATH, ArmCall, ArmResponse, ArmRoute
 from forewarn.web.context import RequestContext
 from tools.docs.azure_api import azure_api_markdown
 
 HERE = Path(__file__).parents[2]
-SOURCES = HERE / "src" / "forewarn" / "arm"
+SOURCES = HERE / "src" / "forewarn" / "web" / "arm"
 ROW = re.compile(r"^- ([A-Z]+)(?: \([^)]+\))? ((?:`\S+`,? ?)+)", re.MULTILINE)
 CODE = re.compile(r'(?:ArmError|make_arm_error)\(\s*\d+,\s*"(\w+)"|, \d{3}, "(\w+)"\)')
 

@@ -14,7 +14,7 @@ from forewarn.core.decision import Policy
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
-from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
+from forewarn.machines.simulated import FailRule, SimulatedBehaviour
 from forewarn.store.interface import LastPoll
 from tests.support.world import a_vm
 

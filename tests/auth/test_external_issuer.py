@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from forewarn.auth.certificates import ServiceCertificates
 from forewarn.auth.claims import Claims, InvalidToken, TokenErrorReason
 from forewarn.auth.external_issuer import ExternalIssuer
+from forewarn.base.http_client import HttpClient, LocalTargets
 from forewarn.errors import Rejected, Unavailable
-from forewarn.http_client import HttpClient, LocalTargets
 from tests.support.oidc_issuer import DISCOVERY_PATH, KEYS_PATH, LOOPBACK_CLIENT, OidcIssuer
 
 NOW = 1_790_000_000.0

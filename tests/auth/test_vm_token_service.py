@@ -9,7 +9,7 @@ import pytest
 
 from forewarn.auth.token_service import TokenService, VmTokens
 from forewarn.auth.tokens import SigningKey, TokenIssuer
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
 from tests.support.service_process import ServiceProcess, free_port
 

@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from forewarn.auth import ServiceCertificates, SigningKey, TokenIssuer, write_secret
 from forewarn.auth.sessions import SignInLinks
 from forewarn.auth.token_service import TokenService
+from forewarn.base.clock import SystemClock, read_real_time
 from forewarn.cli.api_client import ApiClient
 from forewarn.cli.root_command import forewarn
 from forewarn.cli.service_address import SOCKET_NAME
 from forewarn.cli.transport import LocalTransport
-from forewarn.clock import SystemClock, read_real_time
 from forewarn.core.decision import Policy
 from forewarn.core.fleet import AutoApproval, Priority
 from forewarn.protocol.http_message import HttpRequest

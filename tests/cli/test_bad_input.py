@@ -9,8 +9,8 @@ from typing import Any
 import click
 import pytest
 
+from forewarn.base.times import parse_time
 from forewarn.cli.root_command import _COMMANDS_BY_GUESS, forewarn
-from forewarn.times import parse_time
 
 USAGE = {
     "restart": "Missing argument 'VM...'; see `forewarn restart --help`",

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from forewarn.auth import ServiceCertificates
-from forewarn.clock import read_real_time
-from forewarn.times import parse_time
+from forewarn.base.clock import read_real_time
+from forewarn.base.times import parse_time
 
 
 @pytest.fixture

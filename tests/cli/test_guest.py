@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.times import parse_time
 from forewarn.cli.guest import complete_event_id
 from forewarn.errors import NotFound, Rejected
 from forewarn.protocol.codec import ReceivedEvent
-from forewarn.times import parse_time
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"

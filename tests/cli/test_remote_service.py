@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from forewarn.auth import ServiceCertificates
 from forewarn.auth.certificate_authority import CertificateAuthority, issue_server_certificate, new_ec_key
 from forewarn.auth.pem import parse_private_key, read_certificate, write_certificate, write_key
+from forewarn.base.clock import read_real_time
 from forewarn.cli.api_client import ApiClient
 from forewarn.cli.credentials import Profile
 from forewarn.cli.transport import BearerToken, RemoteTransport
-from forewarn.clock import read_real_time
 from forewarn.protocol.http_message import HttpRequest
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.times import parse_time
+from forewarn.base.times import parse_time
 
 FILE = """\
 [rollout]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.times import parse_time
+from forewarn.base.times import parse_time
 from tests.support.markdown_pages import ROOT
 
 PAGE = (ROOT / "docs/how-to/rollouts.md").read_text(encoding="utf-8")

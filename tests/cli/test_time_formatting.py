@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forewarn.base.duration import duration_text, exact_duration_text, format_duration, parse_duration
 from forewarn.cli.formatting import clock_time, clock_times, describe_time, local_time, relative_time, zone_name
-from forewarn.duration import duration_text, exact_duration_text, format_duration, parse_duration
 
 NOON = 1_767_614_400.0
 

@@ -17,7 +17,7 @@ from forewarn.client.discovery import discover_endpoint, is_scheduled_events_res
 from forewarn.client.effects import CallFunction, FlowRunner, IncompleteResponse, SendRequest, Sleep
 from forewarn.client.endpoint import parse_endpoint
 from forewarn.errors import Unavailable
-from forewarn.namespace_vm.dhcp_server import DhcpLease, dhcp_reply
+from forewarn.machines.namespace_vm.dhcp_server import DhcpLease, dhcp_reply
 from forewarn.protocol.http_message import HttpResponse
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from forewarn.cluster.nats_config import CONTROL_CREDENTIALS_FILE
 from forewarn.service.cluster_secrets import create_cluster_secrets
-from forewarn.service.nats_config import CONTROL_CREDENTIALS_FILE
 from tests.support.network_parts import NetworkPart
 from tests.support.service_process import HttpAnswer, ServiceProcess, free_port
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 
 from forewarn.cli import main
+from forewarn.cluster import postgres_record
+from forewarn.cluster.lease import HeldLease, LeaseState
+from forewarn.cluster.record import RecordGroup
+from forewarn.cluster.replicated_store import RecordReplication
 from forewarn.service import node_wiring
-from forewarn.store import postgres_record
-from forewarn.store.lease import HeldLease, LeaseState
-from forewarn.store.record import RecordGroup
-from forewarn.store.replicated import RecordReplication
 
 LATE_S = 5.0  # how long after its answer a write is committed, with the defect "answered first"
 

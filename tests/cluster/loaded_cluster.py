@@ -11,11 +11,11 @@ from typing import Any
 
 import psycopg
 
+from forewarn.cluster.digests import copy_digests, snapshot_digests
+from forewarn.cluster.nats_config import host_credentials_path, write_nats_config
+from forewarn.cluster.postgres_record import PostgresRecord, open_record
 from forewarn.core.event import EventState
-from forewarn.service.nats_config import host_credentials_path, write_nats_config
 from forewarn.store import row_codec
-from forewarn.store.digests import copy_digests, snapshot_digests
-from forewarn.store.postgres_record import PostgresRecord, open_record
 from tests.cluster.control_node_processes import ProcessCluster, until
 from tests.support.failover_load import ClientHistory, ClusterLoad, RecordFacts, check_history
 from tests.support.nats_server import NatsServer

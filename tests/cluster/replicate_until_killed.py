@@ -11,14 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+from forewarn.cluster.lease import HeldLease
+from forewarn.cluster.postgres_record import PostgresRecord, open_record
+from forewarn.cluster.record import LeaseRow, MustStop, RecordUnavailable
+from forewarn.cluster.replicated_store import ReplicatedStore
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.scope import Scope
 from forewarn.errors import Unavailable
-from forewarn.store.lease import HeldLease
-from forewarn.store.postgres_record import PostgresRecord, open_record
-from forewarn.store.record import LeaseRow, MustStop, RecordUnavailable
-from forewarn.store.replicated import ReplicatedStore
 
 CALLERS = 8
 STOPPED = 75  # the exit status of a node that must stop

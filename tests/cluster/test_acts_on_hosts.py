@@ -10,8 +10,8 @@ from forewarn.core.cause import Verb
 from forewarn.core.event import Act, Event
 from forewarn.core.release import MAX_SILENCE_S, start_wait
 from forewarn.core.request import RequestedOperation
-from forewarn.hypervisor.moves import MoveHandover, MoveStep
-from forewarn.hypervisor.simulated import SimulatedBehaviour
+from forewarn.machines.moves import MoveHandover, MoveStep
+from forewarn.machines.simulated import SimulatedBehaviour
 from tests.support.cluster_world import ClusterWorld, RunningNode, run_cluster
 from tests.support.world import LAB_POLICY, a_host, a_vm
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.cluster.postgres_record import open_record
 from forewarn.service.cluster_secrets import create_cluster_secrets
 from forewarn.service.control_node import MUST_START_AGAIN_EXIT
-from forewarn.store.postgres_record import open_record
 from tests.cluster.control_node_processes import ProcessCluster, printed, request_reapply, until
 from tests.support.postgres_pair import ServerPair
 from tests.support.replication_checks import check_copy, check_record

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from forewarn.cluster.node_roles import MIN_FREE_BYTES
 from forewarn.service.control_node import MUST_START_AGAIN_EXIT
-from forewarn.service.node_roles import MIN_FREE_BYTES
 from tests.cluster.control_node_processes import until
 from tests.cluster.loaded_cluster import LoadedCluster
 from tests.support.nats_server import nats_program

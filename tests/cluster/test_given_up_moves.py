@@ -11,6 +11,7 @@ from random import Random
 
 from msgspec.structs import replace
 
+from forewarn.base.times import RealTime
 from forewarn.cluster.bus import NoAnswer, Subjects
 from forewarn.cluster.messages import ActOrder, OrderReport, encode_bus_message
 from forewarn.cluster.move_settlements import MoveSettlements
@@ -19,10 +20,9 @@ from forewarn.core.cause import Cause, Verb
 from forewarn.core.commit import Commit
 from forewarn.core.event import Act, ActOutcome, Event
 from forewarn.core.request import RequestedOperation
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.moves import MoveHandover, MoveRelease, MoveStep, StepReport
 from forewarn.store.memory import MemoryStore
-from forewarn.times import RealTime
 from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support.cluster_world import ClusterWorld, run_cluster
 from tests.support.memory_bus import decode_order

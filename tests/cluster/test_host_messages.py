@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forewarn.cluster.messages import HostScope
-from forewarn.workers.messages import FaultsUpdate, ScopeUpdate
+from forewarn.metadata.workers.messages import FaultsUpdate, ScopeUpdate
 from tests.support.cluster_world import ClusterWorld, run_cluster
 from tests.support.world import a_host, a_vm
 

@@ -9,8 +9,8 @@ import pytest
 from forewarn.cluster.move_plan import MoveProgress, StepOrder, StepWait, after_silence, next_step
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.hypervisor.interface import ActDone
-from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport
+from forewarn.machines.interface import ActDone
+from forewarn.machines.moves import MoveHandover, MoveRelease, MoveStep, StepReport
 from tests.support.move_plan_model import MovePlanModel, PlanViolation
 
 

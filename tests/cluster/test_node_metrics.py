@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 
-from forewarn.metrics.control_node_metrics import ControlNodeFigures, ControlNodeMetrics
-from forewarn.metrics.node_metrics import HostNodesCollector, NodeMetrics
-from forewarn.metrics.registry import render_text
+from forewarn.cluster.metrics import ControlNodeFigures, ControlNodeMetrics
+from forewarn.metadata.metrics_registry import render_text
+from forewarn.metadata.node_metrics import HostNodesCollector, NodeMetrics
 from tests.support.cluster_world import ClusterWorld, run_cluster
 from tests.support.markdown_pages import ROOT
 from tests.support.world import a_host, a_vm

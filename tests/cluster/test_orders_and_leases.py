@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from forewarn.base.times import RealTime
 from forewarn.cluster.bus import NoAnswer, Subjects
 from forewarn.cluster.control_side import ActBindings
 from forewarn.cluster.host_node import RulesChanged
@@ -27,10 +28,9 @@ from forewarn.core.cause import Cause, Verb
 from forewarn.core.commit import Commit
 from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.core.request import RequestedOperation
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.moves import MoveHandover, MoveRelease, StepReport
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.moves import MoveHandover, MoveRelease, StepReport
 from forewarn.store.memory import MemoryStore
-from forewarn.times import RealTime
 from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support.cluster_world import ChangingTerm, ClusterWorld, run_cluster
 from tests.support.world import a_host, a_vm

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.store.postgres_record import open_record
+from forewarn.cluster.postgres_record import open_record
 from tests.cluster.control_node_processes import ProcessCluster, request_reapply, until
 from tests.support.failover_load import ClientHistory, RecordFacts, check_history
 from tests.support.postgres_pair import ServerPair

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.cluster.postgres_connection import parse_url
+from forewarn.cluster.postgres_record import PostgresRecord, open_record
+from forewarn.cluster.record import RecordUnavailable, SharedRecord
+from forewarn.cluster.record_report import examine_record
 from forewarn.conformance.record import FIRST_ROW, RecordConformance, group_after
 from forewarn.errors import ForewarnError, Refused, Rejected
-from forewarn.store.postgres_connection import parse_url
-from forewarn.store.postgres_record import PostgresRecord, open_record
-from forewarn.store.record import RecordUnavailable, SharedRecord
-from forewarn.store.record_report import examine_record
 from tests.support.postgres_pair import DATABASE, ServerPair
 from tests.support.postgres_server import new_directory, owner, wait_until
 from tests.support.replicated_store import take

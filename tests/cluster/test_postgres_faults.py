@@ -11,12 +11,11 @@ from contextlib import contextmanager, suppress
 import psycopg
 import pytest
 
-from forewarn.conformance.record import FIRST_ROW, SECOND_ROW, group_after
-from forewarn.store import postgres_record
-from forewarn.store.lease import HeldLease, LeaseState
-from forewarn.store.postgres_connection import LimitedConnection
-from forewarn.store.postgres_record import PostgresRecord, open_record
-from forewarn.store.record import (
+from forewarn.cluster import postgres_record
+from forewarn.cluster.lease import HeldLease, LeaseState
+from forewarn.cluster.postgres_connection import LimitedConnection
+from forewarn.cluster.postgres_record import PostgresRecord, open_record
+from forewarn.cluster.record import (
     Deposed,
     LeaseRow,
     NotReplicated,
@@ -25,6 +24,7 @@ from forewarn.store.record import (
     RecordUnavailable,
     RowChange,
 )
+from forewarn.conformance.record import FIRST_ROW, SECOND_ROW, group_after
 from tests.support.breaking_proxy import BreakAt, BreakingProxy
 from tests.support.postgres_pair import DATABASE, ServerPair
 from tests.support.postgres_server import wait_until
@@ -37,7 +37,7 @@ NewRecord = Callable[..., PostgresRecord]
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls wait longer than in production: on a busy machine a standby takes its time to start."""
-    monkeypatch.setattr("forewarn.store.postgres_record.CALL_LIMIT_S", 60.0)
+    monkeypatch.setattr("forewarn.cluster.postgres_record.CALL_LIMIT_S", 60.0)
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_a_missing_standby_suspends_the_lease_and_is_named(servers: ServerPair, 
 def test_a_server_that_stands_still_ends_a_call(
     servers: ServerPair, new_record: NewRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forewarn.store.postgres_record.CALL_LIMIT_S", 1.0)
+    monkeypatch.setattr("forewarn.cluster.postgres_record.CALL_LIMIT_S", 1.0)
     record = new_record()
     lease = take(record)
     servers.primary.pause()
@@ -408,7 +408,7 @@ def test_a_large_group_arrives_although_it_takes_longer_than_other_calls(
     lease = take(record)
     large = RowChange("saved", ("large",), ("large", bytes(4_000_000)))
     record.commit(group_after(lease, large))
-    monkeypatch.setattr("forewarn.store.postgres_record.CALL_LIMIT_S", 1.0)
+    monkeypatch.setattr("forewarn.cluster.postgres_record.CALL_LIMIT_S", 1.0)
     try:
         assert [group.changes for group in new_record(proxied_url(proxy)).log_after(lease.number, 1)] == [(large,)]
     finally:
@@ -431,7 +431,7 @@ def test_a_call_can_be_aborted_from_another_thread(
 def test_a_lease_that_cannot_be_taken_for_want_of_a_standby_says_so(
     servers: ServerPair, new_record: NewRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forewarn.store.postgres_record.CALL_LIMIT_S", 1.0)
+    monkeypatch.setattr("forewarn.cluster.postgres_record.CALL_LIMIT_S", 1.0)
     record = new_record()
     with servers.without_standby(), pytest.raises(RecordUnavailable, match="it waits for its synchronous standby"):
         record.take_lease("c1", "")

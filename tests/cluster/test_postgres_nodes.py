@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.store.postgres_record import open_record
+from forewarn.cluster.postgres_record import open_record
 from tests.cluster.replicate_until_killed import STOPPED
 from tests.support.postgres_pair import ServerPair
 from tests.support.postgres_server import wait_until

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from forewarn.cluster import postgres_record
+from forewarn.cluster.postgres_record import open_record
+from forewarn.cluster.record import LeaseRow, SharedRecord
 from forewarn.conformance.record import RecordConformance
-from forewarn.store import postgres_record
-from forewarn.store.postgres_record import open_record
-from forewarn.store.record import LeaseRow, SharedRecord
 from tests.support.postgres_pair import ServerPair
 
 pytestmark = pytest.mark.cluster

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forewarn.cluster.digests import copy_digests, snapshot_digests
+from forewarn.cluster.postgres_record import open_record
+from forewarn.cluster.record import RecordGroup
+from forewarn.cluster.replicated_store import ReplicatedStore
+from forewarn.cluster.row_changes import ChangeCapture
 from forewarn.conformance.store import StoreConformance
 from forewarn.store import sqlite_file
-from forewarn.store.digests import copy_digests, snapshot_digests
-from forewarn.store.postgres_record import open_record
-from forewarn.store.record import RecordGroup
-from forewarn.store.replicated import ReplicatedStore
-from forewarn.store.row_changes import ChangeCapture
 from forewarn.store.schema import REVISION
 from tests.support.postgres_pair import ServerPair
 from tests.support.random_rows import RowWrite, row_writes, write_rows

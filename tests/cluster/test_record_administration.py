@@ -15,24 +15,25 @@ from sqlalchemy import BigInteger, Float, LargeBinary, String, create_engine, in
 
 from forewarn.cli.invocation import Invocation
 from forewarn.cli.store import store as store_command
-from forewarn.conformance.record import FIRST_ROW, group_after
-from forewarn.conformance.store_rows import sample_event, sample_history_entry, sample_poll, sample_vm
-from forewarn.core.commit import Commit
-from forewarn.core.scope import Scope
-from forewarn.errors import ForewarnError, Refused
-from forewarn.store import SqliteStore, record_administration
-from forewarn.store.digests import copy_digests, snapshot_digests
-from forewarn.store.following import CopyFollower
-from forewarn.store.postgres_record import open_record
-from forewarn.store.purpose import StorePurpose, mark_purpose
-from forewarn.store.record import RecordUnavailable
-from forewarn.store.record_administration import (
+from forewarn.cluster import record_administration
+from forewarn.cluster.digests import copy_digests, snapshot_digests
+from forewarn.cluster.following import CopyFollower
+from forewarn.cluster.postgres_record import open_record
+from forewarn.cluster.record import RecordUnavailable
+from forewarn.cluster.record_administration import (
     copy_record_to_store,
     copy_store_to_record,
     migrate_record,
     renew_epochs,
 )
-from forewarn.store.record_report import examine_record
+from forewarn.cluster.record_report import examine_record
+from forewarn.conformance.record import FIRST_ROW, group_after
+from forewarn.conformance.store_rows import sample_event, sample_history_entry, sample_poll, sample_vm
+from forewarn.core.commit import Commit
+from forewarn.core.scope import Scope
+from forewarn.errors import ForewarnError, Refused
+from forewarn.store import SqliteStore
+from forewarn.store.purpose import StorePurpose, mark_purpose
 from forewarn.store.schema import REVISION, metadata
 from tests.support.postgres_pair import ServerPair
 from tests.support.replicated_store import open_replicated, take

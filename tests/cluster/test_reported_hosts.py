@@ -17,8 +17,8 @@ from forewarn.cluster.reported_hosts import ReportedHosts
 from forewarn.core.history import EntryKind
 from forewarn.core.observation import HostObservation, ObservedMachine, ObservedState
 from forewarn.core.request import RequestedOperation
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedHypervisor
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedHypervisor
 from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support.cluster_world import ClusterWorld, run_cluster
 from tests.support.memory_bus import MemoryBroker

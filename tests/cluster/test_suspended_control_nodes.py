@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from forewarn.base.times import RealTime
 from forewarn.cluster.bus import NoAnswer, Subjects
 from forewarn.cluster.messages import OrderReport, encode_bus_message
 from forewarn.cluster.move_settlements import MoveSettlements
@@ -12,10 +13,9 @@ from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.core.request import RequestedOperation
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.moves import MoveStep, StepReport
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.moves import MoveStep, StepReport
 from forewarn.store.memory import MemoryStore
-from forewarn.times import RealTime
 from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support import cluster_world
 from tests.support.cluster_world import ChangingTerm, ClusterWorld, run_cluster

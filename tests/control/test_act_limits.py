@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from forewarn.clock import ClockSetting, LabClock
+from forewarn.base.clock import ClockSetting, LabClock
+from forewarn.base.times import RealTime
 from forewarn.control.act_limits import ActLimits
 from forewarn.control.executor import ActExecutor, ActRetryPolicy
 from forewarn.core.cause import Cause, Verb
 from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.core.fleet import PowerState
 from forewarn.core.request import RequestedOperation
-from forewarn.hypervisor.interface import ActDone
-from forewarn.times import RealTime
+from forewarn.machines.interface import ActDone
 from tests.support.hanging_hypervisor import HangingHostHypervisor
 from tests.support.world import World, a_host, a_vm
 

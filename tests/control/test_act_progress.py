@@ -6,7 +6,7 @@ from forewarn.control.act_progress import ActProgress
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.core.request import RequestedOperation
-from forewarn.hypervisor.interface import ActUnderWay
+from forewarn.machines.interface import ActUnderWay
 from tests.support.reporting_hypervisor import ReportingHypervisor
 from tests.support.world import World, a_host, a_vm
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from forewarn.clock import ClockSetting
+from forewarn.base.clock import ClockSetting
+from forewarn.base.times import RealTime
 from forewarn.control.act_limits import ActLimits
 from forewarn.control.executor import ActExecutor
 from forewarn.control.lab_clock import load_clock_setting
 from forewarn.core.decision import Policy
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
-from forewarn.hypervisor.interface import ActDone
+from forewarn.machines.interface import ActDone
 from forewarn.store.interface import LastPoll
 from forewarn.store.sqlite import SqliteStore
-from forewarn.times import RealTime
 from tests.support.world import World, a_host, a_vm
 
 DAY_S = 86400.0

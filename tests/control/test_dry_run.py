@@ -16,12 +16,12 @@ from forewarn.control.faults import FaultSpec, FaultTarget
 from forewarn.control.rollout_plan import plan_rollout
 from forewarn.core.decision import Policy
 from forewarn.core.event import Event
+from forewarn.core.explain.preview import Preview, PreviewedEvent
 from forewarn.core.faults import FaultKind
 from forewarn.core.fleet import AutoApproval, Priority, Vm
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact
 from forewarn.core.waves import make_waves
 from forewarn.errors import Refused
-from forewarn.explain.preview import Preview, PreviewedEvent
 from forewarn.store.memory import MemoryStore
 from tests.support.world import World, a_host, a_vm
 

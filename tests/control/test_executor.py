@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from forewarn.clock import ClockSetting, LabClock
+from forewarn.base.clock import ClockSetting, LabClock
+from forewarn.base.times import RealTime
 from forewarn.control.executor import ActExecutor, ActRetryPolicy
 from forewarn.core.cause import Cause, Verb
 from forewarn.core.event import Act, ActOutcome, Event, EventState
-from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
-from forewarn.times import RealTime
+from forewarn.machines.interface import ActDone, ActNotTried, ActUnderWay
 
 Answer = Callable[[Act], ActDone | ActUnderWay]
 

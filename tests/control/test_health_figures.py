@@ -20,7 +20,7 @@ from forewarn.core.request import (
     RolloutState,
     WaveSpec,
 )
-from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour, SimulatedHypervisor
+from forewarn.machines.simulated import FailRule, SimulatedBehaviour, SimulatedHypervisor
 from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
 from tests.support.fake_prober import FakeProber

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from forewarn.base.http_client import HttpClient, LocalTargets
 from forewarn.control.health_probes import HealthProber
 from forewarn.core.health import CheckKind, CheckOutcome, CheckResult, HealthCheck
 from forewarn.errors import Rejected
-from forewarn.http_client import HttpClient, LocalTargets
 from tests.support.service_process import free_port
 from tests.support.webhook_receiver import ReceiverAnswer, WebhookReceiver
 

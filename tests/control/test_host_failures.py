@@ -15,9 +15,9 @@ from forewarn.core.fleet import AutoApproval, HostHealth, PowerState
 from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
 from forewarn.errors import Conflict, Refused
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedHypervisor
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedHypervisor
 from tests.support.world import World, a_host, a_vm
 
 HOSTS = [a_host(f"h{n}") for n in (1, 2, 3)]

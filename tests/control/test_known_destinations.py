@@ -8,8 +8,8 @@ import pytest
 
 from forewarn.core.event import EventState
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedHypervisor
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedHypervisor
 from tests.support.world import World, a_host, a_vm
 
 MINUTE = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.clock import LabClock
+from forewarn.base.clock import LabClock
 from forewarn.control.lab_clock import load_clock_setting
 from forewarn.errors import Refused, Rejected
 from tests.support.world import World, a_host, a_vm

@@ -12,7 +12,7 @@ from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, Ro
 from forewarn.core.standing_order import StandingOrder
 from forewarn.core.waves import make_waves
 from forewarn.core.windows import make_calendar
-from forewarn.hypervisor.simulated import DurationRule, SimulatedBehaviour
+from forewarn.machines.simulated import DurationRule, SimulatedBehaviour
 from tests.properties.commit_checks import CommitChecker
 from tests.support.world import World, a_host, a_vm
 

@@ -7,7 +7,7 @@ import pytest
 from forewarn.control.fleet import FleetChange
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.request import RequestedOperation
-from forewarn.hypervisor.simulated import DurationRule, SimulatedBehaviour
+from forewarn.machines.simulated import DurationRule, SimulatedBehaviour
 from tests.support.world import World, a_host, a_vm
 
 MINUTE = 60.0

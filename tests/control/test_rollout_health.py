@@ -13,7 +13,7 @@ from forewarn.core.history import EntryKind
 from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import Refused, Rejected
-from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour, SimulatedHypervisor
+from forewarn.machines.simulated import FailRule, SimulatedBehaviour, SimulatedHypervisor
 from forewarn.store.memory import MemoryStore
 from tests.support.disturbed_calls import ServiceKilled
 from tests.support.fake_prober import FakeProber

@@ -16,7 +16,7 @@ from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.core.windows import is_open, make_calendar
 from forewarn.errors import Rejected
-from forewarn.hypervisor.simulated import DurationRule, SimulatedBehaviour
+from forewarn.machines.simulated import DurationRule, SimulatedBehaviour
 from tests.support.world import World, a_host, a_vm
 
 A_DAY = 86_400.0

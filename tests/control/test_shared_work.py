@@ -10,7 +10,7 @@ from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import EventState
 from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState, RolloutTally, WaveSpec
-from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour, SlowRule
+from forewarn.machines.simulated import FailRule, SimulatedBehaviour, SlowRule
 from tests.support.fake_prober import FakeProber
 from tests.support.world import World, a_host, a_vm
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from forewarn.clock import ClockSetting, LabClock
+from forewarn.base.clock import ClockSetting, LabClock
+from forewarn.base.times import RealTime
 from forewarn.control.health_checks import HealthCheckService
 from forewarn.core.commit import Commit
 from forewarn.core.health import (
@@ -25,7 +26,6 @@ from forewarn.core.health import (
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.store.interface import Store
 from forewarn.store.memory import MemoryStore
-from forewarn.times import RealTime
 from tests.support.fake_prober import FakeProber
 
 T = TypeVar("T")

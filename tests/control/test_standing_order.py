@@ -17,7 +17,7 @@ from forewarn.core.request import RolloutImpact, RolloutState
 from forewarn.core.standing_order import HostVisit, StandingOrder, due_at, late_at, next_visits, order_warning
 from forewarn.core.windows import make_calendar
 from forewarn.errors import Refused, Rejected
-from forewarn.hypervisor.simulated import DurationRule, FailRule, SimulatedBehaviour
+from forewarn.machines.simulated import DurationRule, FailRule, SimulatedBehaviour
 from forewarn.store.memory import MemoryStore
 from tests.support.disturbed_calls import ServiceKilled
 from tests.support.world import NOON, World, a_host, a_vm

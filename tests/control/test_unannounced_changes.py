@@ -16,7 +16,7 @@ from forewarn.core.history import EntryKind
 from forewarn.core.observation import HostObservation, StateCause
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
 from forewarn.core.unannounced import UnannouncedKind
-from forewarn.hypervisor.machines.driver import MachineState
+from forewarn.machines.driver import MachineState
 from tests.support.fake_machines import FakeMachine
 from tests.support.machine_world import HOSTS, MachineWorld
 from tests.support.world import World, a_host, a_vm

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from forewarn.clock import ClockSetting, LabClock
+from forewarn.base.clock import ClockSetting, LabClock
+from forewarn.base.times import RealTime
 from forewarn.crash_test.case_recorder import MAX_REQUESTS, CaseRecorder
 from forewarn.crash_test.timeline import (
     Disturbance,
@@ -13,7 +14,6 @@ from forewarn.crash_test.timeline import (
     Probe,
     ProbeAnswered,
 )
-from forewarn.times import RealTime
 
 
 def stopped_clock() -> LabClock:

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from forewarn.clock import LabClock
+from forewarn.base.clock import LabClock
 from forewarn.crash_test.case_recorder import CaseRecorder
 from forewarn.crash_test.handler_files import copy_user_directory
 from forewarn.crash_test.handler_machine import HandlerMachine

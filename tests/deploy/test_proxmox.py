@@ -15,8 +15,8 @@ import pytest
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.core.fleetfile.reader import read_fleet_file
-from forewarn.hypervisor.command import CommandHypervisor, command_input
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.machines.command import CommandHypervisor, command_input
+from forewarn.machines.interface import ActDone, ActUnderWay
 from forewarn.service.settings import HypervisorKind, load_settings
 from tests.support.markdown_pages import ROOT, blocks
 from tests.support.service_process import eventually

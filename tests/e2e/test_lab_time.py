@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.clock import ClockSetting, LabClock
-from forewarn.times import RealTime, parse_time
+from forewarn.base.clock import ClockSetting, LabClock
+from forewarn.base.times import RealTime, parse_time
 from tests.support.service_process import HttpAnswer, ServiceProcess, eventually, free_port, run_forewarn
 
 FLEET = """

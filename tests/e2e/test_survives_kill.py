@@ -74,7 +74,7 @@ def work(service: ServiceProcess, seed: int, accepted: Accepted, stop: threading
 
 def effects(data: Path) -> dict[str, int]:
     """How often each act took effect, read from the hypervisor's own ledger."""
-    from forewarn.hypervisor.ledger import EffectLedger
+    from forewarn.machines.ledger import EffectLedger
 
     ledger = EffectLedger.open(data / "simulated.db")
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.times import parse_time
+from forewarn.base.times import parse_time
 from tests.support.service_process import HttpAnswer, ServiceProcess, eventually, free_port
 
 FLEET = """

@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from forewarn.base.duration import duration_text
 from forewarn.core.cause import CAUSE_RULES, Cause
 from forewarn.core.event import Act, ActOutcome, Ending, Event, EventState
-from forewarn.core.fleet import PowerState, Vm
-from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
-from forewarn.core.release import StartWait, WaitReason
-from forewarn.core.scope import Scope
-from forewarn.duration import duration_text
-from forewarn.explain.explanation import (
+from forewarn.core.explain.explanation import (
     Explanation,
     ScopeFacts,
     VmPoll,
@@ -23,6 +19,10 @@ from forewarn.explain.explanation import (
     event_explanation,
     vm_explanation,
 )
+from forewarn.core.fleet import PowerState, Vm
+from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
+from forewarn.core.release import StartWait, WaitReason
+from forewarn.core.scope import Scope
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp()
 MINUTE = 60.0

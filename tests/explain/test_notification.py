@@ -9,10 +9,7 @@ from msgspec.structs import replace
 
 from forewarn.core.cause import Cause
 from forewarn.core.event import Event, EventState
-from forewarn.core.fleet import Vm
-from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
-from forewarn.explain.notification import (
+from forewarn.core.explain.notification import (
     EventNotification,
     event_vm_keys,
     is_subscribed,
@@ -20,6 +17,9 @@ from forewarn.explain.notification import (
     notification_message,
     render_message,
 )
+from forewarn.core.fleet import Vm
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
 from tests.support.world import NOON, a_vm
 
 EVENT_ID = "00000000-0000-4000-8000-0000000000AB"

@@ -8,8 +8,7 @@ import pytest
 
 from forewarn.core.cause import Cause
 from forewarn.core.event import Event, EventState
-from forewarn.core.history import EventDelivery
-from forewarn.explain.polling import (
+from forewarn.core.explain.polling import (
     SILENCE_LIMIT_S,
     EventAwareness,
     PollingPace,
@@ -20,6 +19,7 @@ from forewarn.explain.polling import (
     polling_state,
     vms_given_before_start,
 )
+from forewarn.core.history import EventDelivery
 
 PUBLISHED = 1000.0
 ACTIVE, SILENT = PollingPace(1.0, 1.0), PollingPace(SILENCE_LIMIT_S + 1, 1.0)

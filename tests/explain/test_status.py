@@ -8,6 +8,14 @@ import pytest
 
 from forewarn.core.cause import Cause
 from forewarn.core.event import Event
+from forewarn.core.explain.explanation import ScopeFacts
+from forewarn.core.explain.status import (
+    EventWithFacts,
+    RolloutProgress,
+    host_explanation,
+    rollout_explanation,
+    rollout_title,
+)
 from forewarn.core.fleet import Host, HostHealth
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import (
@@ -20,14 +28,6 @@ from forewarn.core.request import (
     WaveSpec,
 )
 from forewarn.core.scope import Scope
-from forewarn.explain.explanation import ScopeFacts
-from forewarn.explain.status import (
-    EventWithFacts,
-    RolloutProgress,
-    host_explanation,
-    rollout_explanation,
-    rollout_title,
-)
 
 NONE = dict.fromkeys(RolloutTally.__struct_fields__, 0)
 

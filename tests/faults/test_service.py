@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.times import parse_time
 from forewarn.core.faults import FaultKind
-from forewarn.times import parse_time
 from tests.support.service_process import ServiceProcess, eventually
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"

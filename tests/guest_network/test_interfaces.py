@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from forewarn.errors import Rejected
-from forewarn.guest_network.interfaces import (
+from forewarn.machines.guest_network.interfaces import (
     Attachment,
     VmInterface,
     combine_interfaces,
     parse_interface_file,
     parse_option,
 )
-from forewarn.guest_network.libvirt_xml import parse_domain, parse_reserved_addresses
-from forewarn.guest_network.plan import Link
-from forewarn.guest_network.sources import NamedInterfaces, read_domains, select_fleet_vms, vm_interface
+from forewarn.machines.guest_network.libvirt_xml import parse_domain, parse_reserved_addresses
+from forewarn.machines.guest_network.plan import Link
+from forewarn.machines.guest_network.sources import NamedInterfaces, read_domains, select_fleet_vms, vm_interface
 
 MAC = "52:54:00:00:00:01"
 DOMAIN = f"""<domain type='kvm' id='3'>

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forewarn.errors import Rejected
-from forewarn.guest_network.changes import describe_changes, pending_changes, sysctl_name
-from forewarn.guest_network.interfaces import Attachment, VmInterface
-from forewarn.guest_network.machine import boot_id, namespace_cookie, run_program
-from forewarn.guest_network.plan import (
+from forewarn.machines.guest_network.changes import describe_changes, pending_changes, sysctl_name
+from forewarn.machines.guest_network.interfaces import Attachment, VmInterface
+from forewarn.machines.guest_network.machine import boot_id, namespace_cookie, run_program
+from forewarn.machines.guest_network.plan import (
     FormerValue,
     HostState,
     Link,
@@ -24,8 +24,8 @@ from forewarn.guest_network.plan import (
     listener_tables,
     render_listeners,
 )
-from forewarn.guest_network.record import Record, exclusive_access, read_record, write_record
-from forewarn.guest_network.ruleset import FAMILIES, fixed_part, render_ruleset
+from forewarn.machines.guest_network.record import Record, exclusive_access, read_record, write_record
+from forewarn.machines.guest_network.ruleset import FAMILIES, fixed_part, render_ruleset
 from forewarn.metadata.listener_config import parse_listeners
 
 TAP_MAC = "12:34:56:78:9a:bc"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.hypervisor.command import CommandHypervisor, CommandSpec
-from forewarn.hypervisor.interface import ActDone
+from forewarn.machines.command import CommandHypervisor, CommandSpec
+from forewarn.machines.interface import ActDone
 
 
 async def perform(directory: Path, act_id: str, argv: tuple[str, ...]) -> None:

@@ -15,15 +15,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import forewarn.hypervisor
+import forewarn.machines
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedHypervisor
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedHypervisor
 
 BEGIN_AT = 1_700_000_000.0
-_CODE = str(Path(forewarn.hypervisor.__file__).parent)
+_CODE = str(Path(forewarn.machines.__file__).parent)
 
 
 def acts_of(count: int) -> list[Act]:

@@ -18,12 +18,12 @@ from forewarn.conformance.hypervisor import HypervisorConformance
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Rejected, Unavailable
-from forewarn.hypervisor import command_run
-from forewarn.hypervisor.command import CommandHypervisor, CommandSpec
-from forewarn.hypervisor.command_run import CommandRunJournal
-from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
-from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport
-from forewarn.hypervisor.verb_support import VerbSupport
+from forewarn.machines import command_run
+from forewarn.machines.command import CommandHypervisor, CommandSpec
+from forewarn.machines.command_run import CommandRunJournal
+from forewarn.machines.interface import ActDone, ActNotTried, ActUnderWay
+from forewarn.machines.moves import MoveHandover, MoveRelease, MoveStep, StepReport
+from forewarn.machines.verb_support import VerbSupport
 from tests.support.service_process import eventually
 
 NOW = 1_700_000_000.0

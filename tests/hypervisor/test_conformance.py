@@ -9,9 +9,9 @@ import pytest
 
 from forewarn.conformance.hypervisor import HypervisorConformance
 from forewarn.core.event import Act
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedHypervisor
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedHypervisor
 
 
 class TestSimulated(HypervisorConformance):

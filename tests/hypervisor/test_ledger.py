@@ -12,8 +12,8 @@ import pytest
 
 from forewarn.core.cause import Verb
 from forewarn.errors import Rejected, Unavailable
-from forewarn.hypervisor.interface import ActDone
-from forewarn.hypervisor.ledger import Effect, EffectLedger, VmHistory
+from forewarn.machines.interface import ActDone
+from forewarn.machines.ledger import Effect, EffectLedger, VmHistory
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def test_old_effects_that_ended_are_deleted_so_that_the_file_stays_small(
     ledger: EffectLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An act may be performed again until the store has its outcome, so young and unfinished ones stay."""
-    monkeypatch.setattr("forewarn.hypervisor.ledger._MAX_EFFECTS", 3)
-    monkeypatch.setattr("forewarn.hypervisor.ledger._PRUNE_INTERVAL", 10)
+    monkeypatch.setattr("forewarn.machines.ledger._MAX_EFFECTS", 3)
+    monkeypatch.setattr("forewarn.machines.ledger._PRUNE_INTERVAL", 10)
     day = 24 * 3600.0
     ledger.record_effect(effect("unfinished"))
     for number in range(8):
@@ -82,8 +82,8 @@ def test_old_effects_that_ended_are_deleted_so_that_the_file_stays_small(
 def test_old_outcomes_without_an_effect_are_deleted_so_that_the_file_stays_small(
     ledger: EffectLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forewarn.hypervisor.ledger._MAX_EFFECTS", 3)
-    monkeypatch.setattr("forewarn.hypervisor.ledger._PRUNE_INTERVAL", 10)
+    monkeypatch.setattr("forewarn.machines.ledger._MAX_EFFECTS", 3)
+    monkeypatch.setattr("forewarn.machines.ledger._PRUNE_INTERVAL", 10)
     day = 24 * 3600.0
     failed = ActDone(ok=False, note="no power")
     for number in range(10):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from forewarn.core.cause import Verb
-from forewarn.hypervisor.interface import ActNotTried
-from forewarn.hypervisor.ledger import Effect, EffectLedger
+from forewarn.machines.interface import ActNotTried
+from forewarn.machines.ledger import Effect, EffectLedger
 
 
 def effect(number: int) -> Effect:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from forewarn.hypervisor.process.connection import SupervisorConnection
+from forewarn.machines.process.connection import SupervisorConnection
 
 LISTENER = b'{"listener": {"address": "127.0.0.1", "port": 80}, "fds": 1}\n'
 RunScenario = Callable[[Coroutine[Any, Any, None]], None]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.errors import Refused, Rejected
-from forewarn.hypervisor.qemu.definition import (
+from forewarn.machines.qemu.definition import (
     EphemeralDisk,
     QemuHost,
     QemuSettings,

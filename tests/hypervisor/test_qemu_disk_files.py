@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from forewarn.errors import Refused
-from forewarn.hypervisor.interface import ActNotTried
-from forewarn.hypervisor.machines.driver import HostUnreachable
-from forewarn.hypervisor.qemu.copies import QemuDefinitionCopies
-from forewarn.hypervisor.qemu.disk_files import DiskFileJobs
-from forewarn.hypervisor.qemu.instance import QemuInstance
+from forewarn.machines.driver import HostUnreachable
+from forewarn.machines.interface import ActNotTried
+from forewarn.machines.qemu.copies import QemuDefinitionCopies
+from forewarn.machines.qemu.disk_files import DiskFileJobs
+from forewarn.machines.qemu.instance import QemuInstance
 
 _ENDLESS = 1 << 42  # 4 TiB of zeros without blocks: reading them takes an hour
 

@@ -13,13 +13,13 @@ import pytest
 
 from forewarn.core.cause import Verb
 from forewarn.errors import Refused, Rejected
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.machines.acts import MachineHypervisor
-from forewarn.hypervisor.machines.driver import MachineState
-from forewarn.hypervisor.machines.journal import MachineJournal
-from forewarn.hypervisor.qemu.disk_locks import DiskLocks
-from forewarn.hypervisor.qemu.driver import QemuDriver
-from forewarn.hypervisor.qemu.instance import QemuInstance
+from forewarn.machines.acts import MachineHypervisor
+from forewarn.machines.driver import MachineState
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.journal import MachineJournal
+from forewarn.machines.qemu.disk_locks import DiskLocks
+from forewarn.machines.qemu.driver import QemuDriver
+from forewarn.machines.qemu.instance import QemuInstance
 from tests.support import fake_qemu
 from tests.support.fake_qemu_site import FIRST, SECOND, VM, FakeSite
 from tests.support.machine_acts import machine_act

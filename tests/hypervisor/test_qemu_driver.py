@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from forewarn.errors import Refused
-from forewarn.hypervisor.machines.driver import HostUnreachable, MachineDriver, MachineMark, MachineState
-from forewarn.hypervisor.qemu.definition import QemuHost
-from forewarn.hypervisor.qemu.driver import QemuDriver
-from forewarn.hypervisor.qemu.instance import QemuInstance, sync_directory
+from forewarn.machines.driver import HostUnreachable, MachineDriver, MachineMark, MachineState
+from forewarn.machines.qemu.definition import QemuHost
+from forewarn.machines.qemu.driver import QemuDriver
+from forewarn.machines.qemu.instance import QemuInstance, sync_directory
 from tests.support import fake_qemu
 from tests.support.fake_qemu_site import FIRST, PYTHON, SECOND, VM, FakeSite
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.hypervisor.machines.driver import MachineState
-from forewarn.hypervisor.qemu.driver import QemuDriver
-from forewarn.hypervisor.qemu.instance import QemuInstance
+from forewarn.machines.driver import MachineState
+from forewarn.machines.qemu.driver import QemuDriver
+from forewarn.machines.qemu.instance import QemuInstance
 from tests.support.fake_qemu_site import FIRST, SECOND, VM, FakeSite
 from tests.support.service_process import eventually
 

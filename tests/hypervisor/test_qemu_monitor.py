@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from forewarn.errors import Refused
-from forewarn.hypervisor.machines.driver import HostUnreachable
-from forewarn.hypervisor.qemu.qmp import Monitor, MonitorCommandFailed, MonitorNotListening, connect_monitor
+from forewarn.machines.driver import HostUnreachable
+from forewarn.machines.qemu.qmp import Monitor, MonitorCommandFailed, MonitorNotListening, connect_monitor
 from tests.support import fake_qemu
 from tests.support.service_process import eventually
 
 CONNECT_AS_NOBODY = """
 import asyncio, os, sys
 from pathlib import Path
-from forewarn.hypervisor.qemu.qmp import connect_monitor, require_qmp
+from forewarn.machines.qemu.qmp import connect_monitor, require_qmp
 
 async def main():
     async with connect_monitor(Path(sys.argv[1]), "VM x", timeout_s=5):
@@ -170,7 +170,7 @@ def test_a_socket_that_is_not_a_monitor_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_library_is_named_with_its_install_command() -> None:
     program = (
-        "import sys; sys.modules['qemu'] = None\nfrom forewarn.hypervisor.qemu.qmp import require_qmp\nrequire_qmp()\n"
+        "import sys; sys.modules['qemu'] = None\nfrom forewarn.machines.qemu.qmp import require_qmp\nrequire_qmp()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "Rejected: hypervisor 'qemu' needs the package qemu.qmp" in done.stderr

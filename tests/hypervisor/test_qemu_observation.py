@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
-from forewarn.hypervisor.machines.driver import HostUnreachable
-from forewarn.hypervisor.qemu.driver import QemuDriver
-from forewarn.hypervisor.qemu.observation import changed_hosts, machine_in_state
+from forewarn.machines.driver import HostUnreachable
+from forewarn.machines.qemu.driver import QemuDriver
+from forewarn.machines.qemu.observation import changed_hosts, machine_in_state
 from tests.support.fake_qemu_site import FIRST, SECOND, VM, FakeSite
 from tests.support.service_process import eventually
 

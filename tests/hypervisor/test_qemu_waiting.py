@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.hypervisor.machines.driver import MachineState
-from forewarn.hypervisor.qemu.definition import QemuHost
-from forewarn.hypervisor.qemu.driver import QemuDriver
-from forewarn.hypervisor.qemu.instance import QemuInstance
+from forewarn.machines.driver import MachineState
+from forewarn.machines.qemu.definition import QemuHost
+from forewarn.machines.qemu.driver import QemuDriver
+from forewarn.machines.qemu.instance import QemuInstance
 from tests.support.fake_qemu import GREETING
 
 HOST, VM = "host-1", "web-0"

@@ -11,9 +11,9 @@ import pytest
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Unavailable
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import (
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import (
     BehaviourRule,
     DurationRule,
     FailRule,

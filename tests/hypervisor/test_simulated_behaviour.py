@@ -10,7 +10,7 @@ import pytest
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Rejected
-from forewarn.hypervisor.simulated import (
+from forewarn.machines.simulated import (
     DurationRule,
     FailRule,
     FalseSuccessRule,

@@ -14,7 +14,7 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 from forewarn.metadata import (
     CallerDirectory,
     DedicatedIdentity,

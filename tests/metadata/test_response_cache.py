@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.clock import ClockSetting, LabClock
+from forewarn.base.clock import ClockSetting, LabClock
+from forewarn.base.times import RealTime
 from forewarn.core.faults import Fault, FaultKind
 from forewarn.metadata import CallerDirectory, Limits, MetadataServer, PublishedDocuments
 from forewarn.metadata.identity import Caller
@@ -24,7 +25,6 @@ from forewarn.metadata.interface import ResetConnection
 from forewarn.protocol.document import NoticeStatus
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.http_message import HttpResponse
-from forewarn.times import RealTime
 from tests.metadata.conftest import MakeNotice, notice
 from tests.support.in_memory_transport import InMemoryTransport
 from tests.support.metadata_backend import FakeMetadataBackend, tag_of

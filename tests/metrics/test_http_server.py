@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from forewarn.base import metrics_server
+from forewarn.base.metrics_server import _MAX_CONNECTIONS, MetricsServer, bind_metrics_sockets
 from forewarn.errors import Rejected
-from forewarn.metrics import http_server
-from forewarn.metrics.http_server import _MAX_CONNECTIONS, MetricsServer, bind_metrics_sockets
 from forewarn.service.settings import load_settings
 from tests.support.service_process import free_port
 
@@ -142,7 +142,7 @@ def test_the_number_of_open_connections_is_limited() -> None:
 
 
 def test_a_client_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(metrics_server, "_REQUEST_TIMEOUT_S", 0.2)
     endless = b"x" * 50_000_000
 
     rendering = asyncio.Event()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.base.http_client import HttpClient, LocalTargets
 from forewarn.control.health_probes import HealthProber
 from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck
 from forewarn.core.request import Rollout, RolloutImpact, RolloutState
-from forewarn.http_client import HttpClient, LocalTargets
 from tests.metrics.test_alerts import find_program, wait_for_value
 from tests.support.service_process import free_port
 from tests.support.world import World, a_host, a_vm

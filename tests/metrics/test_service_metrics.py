@@ -11,17 +11,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as read
 
 from forewarn.control.act_limits import ActLimits
+from forewarn.control.directory import FleetDirectory
 from forewarn.core.event import Event
+from forewarn.core.explain.polling import SILENCE_LIMIT_S, PollingPace, PollingState
 from forewarn.core.fleet import Priority
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Unavailable
-from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace, PollingState
-from forewarn.hypervisor.simulated import SimulatedBehaviour
+from forewarn.machines.simulated import SimulatedBehaviour
 from forewarn.metadata.request_counters import RequestTotals
-from forewarn.metrics.service_metrics import ServiceMetrics
 from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
-from forewarn.web.directory import FleetDirectory
+from forewarn.web.metrics import ServiceMetrics
 from forewarn.web.polling_report import polling_report
 from tests.support.hanging_hypervisor import HangingHostHypervisor
 from tests.support.world import World, a_host, a_vm

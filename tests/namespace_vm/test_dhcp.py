@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.namespace_vm.dhcp_server import DhcpLease, dhcp_reply, parse_options
+from forewarn.machines.namespace_vm.dhcp_server import DhcpLease, dhcp_reply, parse_options
 
 LEASE = DhcpLease(address=IPv4Interface("10.0.0.4/24"), router=IPv4Address("10.0.0.1"))
 XID, MAC = b"\x12\x34\x56\x78", b"\x02\x00\x00\x00\x00\x01"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.namespace_vm.run import JOURNAL_FILE
+from forewarn.machines.namespace_vm.run import JOURNAL_FILE
 from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 pytestmark = pytest.mark.namespaces

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.namespace_vm.act_journal import VmActJournal, VmActOutcome, VmActStart
+from forewarn.machines.namespace_vm.act_journal import VmActJournal, VmActOutcome, VmActStart
 
 REBOOT = VmActStart(effect="reboot", wipes_disk=False)
 PAUSE = VmActStart(effect="pause", wipes_disk=False)

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from forewarn.namespace_vm.act_executor import VmActExecutor
-from forewarn.namespace_vm.act_journal import VmActJournal
-from forewarn.namespace_vm.machine import RUNNING, Machine, empty_directory
-from forewarn.namespace_vm.messages import VmActOrder, VmDescription
-from forewarn.namespace_vm.namespaces import InitReply, VmNamespaces
+from forewarn.machines.namespace_vm.act_executor import VmActExecutor
+from forewarn.machines.namespace_vm.act_journal import VmActJournal
+from forewarn.machines.namespace_vm.machine import RUNNING, Machine, empty_directory
+from forewarn.machines.namespace_vm.messages import VmActOrder, VmDescription
+from forewarn.machines.namespace_vm.namespaces import InitReply, VmNamespaces
 
 NOBODY = 65534
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from forewarn.errors import Refused, Rejected, Unavailable
-from forewarn.namespace_vm import messages
-from forewarn.namespace_vm.act_journal import VmActOutcome
-from forewarn.namespace_vm.connection import ServiceConnection
-from forewarn.namespace_vm.messages import VmActOrder, VmProgramExit
+from forewarn.machines.namespace_vm import messages
+from forewarn.machines.namespace_vm.act_journal import VmActOutcome
+from forewarn.machines.namespace_vm.connection import ServiceConnection
+from forewarn.machines.namespace_vm.messages import VmActOrder, VmProgramExit
 from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 

@@ -23,7 +23,7 @@ MACHINE_SETTINGS = (
 )
 UNPRIVILEGED = """
 import ctypes, encodings.idna, os, sys, pathlib
-from forewarn.namespace_vm.run import VmRunOptions, run_vm
+from forewarn.machines.namespace_vm.run import VmRunOptions, run_vm
 import asyncio.unix_events
 data, *program = sys.argv[1:]
 os.setgroups([])

@@ -1,4 +1,4 @@
-"""`python -m forewarn.namespace_vm` says in one sentence why a VM cannot run."""
+"""`python -m forewarn.machines.namespace_vm` says in one sentence why a VM cannot run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.namespace_vm.__main__ import main
+from forewarn.machines.namespace_vm.__main__ import main
 from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 

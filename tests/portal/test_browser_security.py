@@ -8,8 +8,8 @@ import pytest
 
 from forewarn.core.access import owner_principal
 from forewarn.errors import Forbidden
-from forewarn.portal.browser_security import require_csrf_token, require_same_origin
-from forewarn.portal.context import CurrentSession
+from forewarn.web.portal.browser_security import require_csrf_token, require_same_origin
+from forewarn.web.portal.context import CurrentSession
 from tests.portal.conftest import TOKEN
 from tests.portal.http_browser import Browser, PortalService
 from tests.support.operator_api import Api

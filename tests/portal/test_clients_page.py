@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.times import time_text
 from forewarn.core.access import owner_principal
+from forewarn.core.explain.polling import SILENCE_LIMIT_S, PollingPace
 from forewarn.core.history import EventDelivery
 from forewarn.core.request import RequestedOperation
-from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace
 from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
-from forewarn.times import time_text
 from tests.portal.conftest import Page, PortalUser
 from tests.portal.form_helpers import confirm
 from tests.support.operator_api import Api

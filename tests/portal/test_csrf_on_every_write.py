@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from starlette.routing import Route
 
-from forewarn.portal.form_catalog import FORMS
+from forewarn.web.portal.form_catalog import FORMS
 from tests.portal.http_browser import Browser, PortalService
 from tests.support.operator_api import Api
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from forewarn.core.request import RequestedOperation
-from forewarn.portal.form_catalog import FORMS
+from forewarn.web.portal.form_catalog import FORMS
 from tests.portal.conftest import Page, PortalUser
 from tests.portal.form_helpers import DB, request_restart, start_rollout
 from tests.support.world import a_host, a_vm

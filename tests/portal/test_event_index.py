@@ -17,11 +17,11 @@ from forewarn.core.event import EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import ForewarnError
-from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
-from forewarn.portal.event_index import RECENT_S, EventIndex
-from forewarn.portal.fleet_overview import VisibleScopes
-from forewarn.portal.rollout_index import STALL_S
+from forewarn.machines.simulated import FailRule, SimulatedBehaviour
 from forewarn.store.memory import MemoryStore
+from forewarn.web.portal.event_index import RECENT_S, EventIndex
+from forewarn.web.portal.fleet_overview import VisibleScopes
+from forewarn.web.portal.rollout_index import STALL_S
 from tests.portal.test_fleet_overview import steps
 from tests.support.operator_api import make_world
 from tests.support.world import NOON, World, a_host, a_vm
@@ -125,7 +125,7 @@ def test_notice_is_counted_since_the_first_end_that_was_read(world: World, monke
         world.advance(3_600)
     assert index.notice.complete_since(None) is None
     assert build_index(world).notice.complete_since(None) is None
-    monkeypatch.setattr("forewarn.portal.event_index._MAX_EVENTS_READ", 2)
+    monkeypatch.setattr("forewarn.web.portal.event_index._MAX_EVENTS_READ", 2)
     cut = build_index(world).notice
     since = cut.complete_since(None)
     assert since is not None
@@ -162,8 +162,8 @@ def test_a_failed_act_is_found_after_a_restart_however_many_events_ended_since(
     for name in ("web-0", "web-1", "web-2"):  # these end at the same time
         world.ask(RequestedOperation.RESTART, name)
     world.advance(1_000)
-    monkeypatch.setattr("forewarn.portal.event_index._MAX_EVENTS_READ", 1)
-    monkeypatch.setattr("forewarn.portal.event_index._BATCH_SIZE", batch)
+    monkeypatch.setattr("forewarn.web.portal.event_index._MAX_EVENTS_READ", 1)
+    monkeypatch.setattr("forewarn.web.portal.event_index._BATCH_SIZE", batch)
     assert [failed.name for failed in build_index(world).failures_since(NOON)] == ["db"]
     world.advance(RECENT_S)
     assert build_index(world).failures_since(world.now - RECENT_S) == []

@@ -19,7 +19,7 @@ from forewarn.core.history import EventDelivery
 from forewarn.core.projection import document_for
 from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import vm_resource_id
-from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
+from forewarn.machines.simulated import FailRule, SimulatedBehaviour
 from forewarn.protocol.exchange import EndpointRules, PollRequest, poll_response, read_request
 from forewarn.protocol.http_message import HttpRequest
 from forewarn.protocol.versions import VERSIONS

@@ -14,7 +14,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import vm_resource_id
-from forewarn.portal import clients_page, fleet_page, history_page, host_pages
+from forewarn.web.portal import clients_page, fleet_page, history_page, host_pages
 from tests.portal.conftest import PortalUser
 from tests.support.world import a_host, a_vm
 

@@ -11,18 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from forewarn.control.directory import FleetDirectory
 from forewarn.control.fleet import FleetChange
 from forewarn.core.access import Grant, Principal, Role, owner_principal
 from forewarn.core.commit import Commit
 from forewarn.core.event import EventState
+from forewarn.core.explain.vm_state import VmState, vm_state
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
 from forewarn.core.resource_ids import vm_resource_id
 from forewarn.errors import ForewarnError
-from forewarn.explain.vm_state import VmState, vm_state
-from forewarn.portal.fleet_overview import FleetOverview
 from forewarn.store.interface import AppliedCommit
 from forewarn.web.authorization import VisibleDirectory
-from forewarn.web.directory import FleetDirectory
+from forewarn.web.portal.fleet_overview import FleetOverview
 from tests.support.operator_api import make_world
 from tests.support.world import World, a_vm
 

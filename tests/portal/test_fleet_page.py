@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.times import time_text
 from forewarn.core.access import owner_principal
 from forewarn.core.decision import Policy
+from forewarn.core.explain.polling import PollingPace
 from forewarn.core.fleet import Vm
 from forewarn.core.request import RequestedOperation
 from forewarn.core.scope import Scope
-from forewarn.explain.polling import PollingPace
 from forewarn.store.memory import MemoryStore
-from forewarn.times import time_text
 from tests.portal.conftest import Page, PortalUser
 from tests.support.operator_api import Api
 from tests.support.world import NOON, a_host, a_vm

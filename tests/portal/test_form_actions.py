@@ -11,7 +11,7 @@ from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import EventState
 from forewarn.core.fleet import HostHealth, PowerState
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
-from forewarn.portal.form_catalog import FORMS
+from forewarn.web.portal.form_catalog import FORMS
 from tests.portal.conftest import PortalUser
 from tests.portal.form_helpers import (
     confirm,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from forewarn.portal.confirmation import IdempotencyKeys
+from forewarn.web.portal.confirmation import IdempotencyKeys
 from tests.portal.conftest import PortalUser
 from tests.portal.form_helpers import (
     confirm,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.api.routes import ROUTES
-from forewarn.portal.form_catalog import FORMS
+from forewarn.web.api_routes import ROUTES
+from forewarn.web.portal.form_catalog import FORMS
 from tests.portal.conftest import TOKEN, PortalUser
 from tests.portal.form_helpers import (
     DB,

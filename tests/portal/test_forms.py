@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-import forewarn.portal
-from forewarn.clock import SystemClock
+import forewarn.web.portal
+from forewarn.base.clock import SystemClock
+from forewarn.base.times import RealTime
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.core.access import owner_principal
 from forewarn.core.decision import Policy
-from forewarn.portal.form_catalog import FORMS
 from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
-from forewarn.times import RealTime
+from forewarn.web.portal.form_catalog import FORMS
 from tests.portal.conftest import PortalUser
 from tests.portal.form_helpers import (
     EVIL,
@@ -146,7 +146,7 @@ def test_a_form_offers_a_bounded_number_of_vms_and_a_text_input(portal_of: Calla
 
 
 def test_every_form_link_names_an_existing_form() -> None:
-    folder = Path(forewarn.portal.__file__).parent
+    folder = Path(forewarn.web.portal.__file__).parent
     texts = [path.read_text() for path in (*folder.glob("templates/*.html"), *folder.glob("*.py"))]
     linked = {name for text in texts for name in re.findall(r"/portal/forms/([a-z-]+)", text)}
     assert linked

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forewarn.core.request import RequestedOperation
-from forewarn.portal import heat_map
+from forewarn.web.portal import heat_map
 from tests.portal.conftest import PortalUser
 from tests.support.world import a_host, a_vm
 

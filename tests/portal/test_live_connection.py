@@ -11,7 +11,7 @@ from typing import Any
 
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.portal import live_stream
+from forewarn.web.portal import live_stream
 from forewarn.web.server import REQUEST_TIMEOUT_S, WRITE_TIMEOUT_S, serve_unix
 from tests.portal.conftest import PortalUser
 

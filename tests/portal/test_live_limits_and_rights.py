@@ -12,9 +12,9 @@ import pytest
 
 from forewarn.core.access import Principal
 from forewarn.errors import Unauthenticated
-from forewarn.portal import live_stream, live_updates
-from forewarn.portal.context import CurrentSession
 from forewarn.web.connection_slots import ConnectionShares
+from forewarn.web.portal import live_stream, live_updates
+from forewarn.web.portal.context import CurrentSession
 from tests.portal.conftest import PortalUser
 from tests.portal.live_stream_client import (
     GROUP,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.times import time_text
 from forewarn.control.fleet import FleetChange
 from forewarn.core.access import owner_principal
-from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace
-from forewarn.portal import live_updates, polling_monitor
-from forewarn.times import time_text
+from forewarn.core.explain.polling import SILENCE_LIMIT_S, PollingPace
 from forewarn.web.dependencies import PollingListener
+from forewarn.web.portal import live_updates, polling_monitor
 from tests.portal.conftest import PortalUser
 from tests.portal.live_stream_client import GROUP, advance_loop_time, commit_entry, open_stream, run_scenario
 from tests.support.operator_api import Api

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from forewarn.core.access import owner_principal
 from forewarn.core.event import EventState
+from forewarn.core.explain.vm_state import vm_state
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Rejected
-from forewarn.explain.vm_state import vm_state
-from forewarn.portal import live_updates
+from forewarn.web.portal import live_updates
 from tests.portal.conftest import PortalUser
 from tests.portal.live_stream_client import Stream, commit_entry, open_stream
 from tests.support.operator_api import Api, make_world

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.times import time_text
 from forewarn.core.commit import Commit
 from forewarn.core.history import EventDelivery
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Unavailable
 from forewarn.metadata import GuestObservations
-from forewarn.portal import live_stream, live_updates, store_monitor
 from forewarn.service.web_app import build_web_app
 from forewarn.store.memory import MemoryStore
-from forewarn.times import time_text
+from forewarn.web.portal import live_stream, live_updates, store_monitor
 from tests.portal.conftest import PortalUser
 from tests.portal.live_stream_client import (
     GROUP,

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.times import time_text
 from forewarn.core.access import owner_principal
 from forewarn.core.cause import Verb
 from forewarn.core.commit import Commit
+from forewarn.core.control_node import NodeRow
 from forewarn.core.event import Act
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.hypervisor.interface import ActUnderWay
-from forewarn.portal import node_status
-from forewarn.store.record import NodeRow
-from forewarn.times import time_text
+from forewarn.machines.interface import ActUnderWay
+from forewarn.web.portal import node_status
 from tests.portal.conftest import Page, PortalUser
 from tests.portal.live_stream_client import open_stream, run_scenario
 from tests.portal.test_tables_as_cards import assert_cells_are_labelled, tables_of_cards

@@ -6,8 +6,8 @@ import pytest
 
 from forewarn.core.cause import Cause
 from forewarn.core.event import Event, EventState
-from forewarn.portal.notice_chart import CHART_SPANS, PLOT_HEIGHT, notice_chart
-from forewarn.portal.notice_history import NoticeHistory, NoticeSample, notice_sample
+from forewarn.web.portal.notice_chart import CHART_SPANS, PLOT_HEIGHT, notice_chart
+from forewarn.web.portal.notice_history import NoticeHistory, NoticeSample, notice_sample
 from tests.support.world import NOON
 
 
@@ -114,7 +114,7 @@ def test_the_charts_have_a_column_even_if_no_start_is_known(span: str) -> None:
 
 
 def test_a_restricted_user_is_shown_starts_since_the_first_one_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forewarn.portal.notice_history._MAX_SAMPLES", 2)
+    monkeypatch.setattr("forewarn.web.portal.notice_history._MAX_SAMPLES", 2)
     history = history_of(*((NOON + at, 900, 900, "due") for at in (0, 310, 700)))
     chart = notice_chart(history, NOON + 900, "1h", lambda scope: True)
     assert (chart.events, chart.complete_since, chart.since) == (1, NOON + 600, NOON + 600)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from forewarn.auth.code_flow import AuthorizationCodeFlow, PendingSignIn
 from forewarn.auth.external_issuer import ExternalIssuer
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 from forewarn.errors import Unauthenticated, Unavailable
 from tests.portal.conftest import Page
 from tests.portal.http_browser import ORIGIN, Browser, PortalService

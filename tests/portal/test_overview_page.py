@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from forewarn.base.times import time_text
 from forewarn.core.commit import Commit
 from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.fleet import HostHealth
 from forewarn.core.request import RequestedOperation, RolloutState
-from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
-from forewarn.portal.store_monitor import NOT_WRITABLE
-from forewarn.times import time_text
+from forewarn.machines.simulated import FailRule, SimulatedBehaviour
+from forewarn.web.portal.store_monitor import NOT_WRITABLE
 from tests.portal.conftest import PortalUser
 from tests.portal.test_clients_page import Fleet
 from tests.portal.test_event_index import start_rollout
@@ -164,7 +164,7 @@ def test_many_failed_hosts_are_one_item(portal: PortalUser) -> None:
 
 
 def test_a_store_that_rejects_writes_needs_attention(portal: PortalUser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forewarn.portal.store_monitor.HEALTHY", NOT_WRITABLE)
+    monkeypatch.setattr("forewarn.web.portal.store_monitor.HEALTHY", NOT_WRITABLE)
     item = attention(PortalUser(portal.api, portal.principal))["store"]
     assert (item["is_urgent"], item["text"]) == (True, NOT_WRITABLE.text)
 
@@ -246,7 +246,7 @@ def test_a_reader_is_not_told_when_a_hidden_event_needs_an_approval(portal: Port
 def test_earlier_hidden_events_do_not_hide_the_events_of_a_reader(
     portal: PortalUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forewarn.portal.overview_page._MAX_EVENTS_SEARCHED", 2)
+    monkeypatch.setattr("forewarn.web.portal.overview_page._MAX_EVENTS_SEARCHED", 2)
     for name in ("spot", "pool_0", "pool_1"):
         portal.world.ask(RequestedOperation.RESTART, name)
     portal.world.advance(10)
@@ -331,7 +331,7 @@ def test_the_charts_show_the_notice_of_past_events(portal: PortalUser) -> None:
 
 
 def test_the_charts_say_since_when_starts_are_known(portal: PortalUser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forewarn.portal.event_index._MAX_EVENTS_READ", 1)
+    monkeypatch.setattr("forewarn.web.portal.event_index._MAX_EVENTS_READ", 1)
     portal.world.ask(RequestedOperation.RESTART, "db")
     portal.world.advance(3_600)
     page = portal.get("/portal/?span=7d")

@@ -13,9 +13,9 @@ from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import vm_resource_id
-from forewarn.portal.navigation import NAVIGATION, current_page, pages_for
-from forewarn.portal.palette import MAX_RESULTS
 from forewarn.store.memory import MemoryStore
+from forewarn.web.portal.navigation import NAVIGATION, current_page, pages_for
+from forewarn.web.portal.palette import MAX_RESULTS
 from tests.portal.conftest import PortalUser
 from tests.support.world import LAB_POLICY, a_host, a_vm
 

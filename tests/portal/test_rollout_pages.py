@@ -16,7 +16,7 @@ from forewarn.core.event import Event
 from forewarn.core.faults import FaultKind
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.core.waves import make_waves
-from forewarn.portal.rollout_pages import _events_by_batch
+from forewarn.web.portal.rollout_pages import _events_by_batch
 from tests.portal.conftest import PortalUser
 from tests.support.world import a_host, a_vm
 

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.cluster.node_roles import NodeRole
 from forewarn.core.event import Ending
+from forewarn.core.explain.polling import EventAwareness, PollingState
+from forewarn.core.explain.vm_state import VmState
 from forewarn.core.fleet import HostHealth
 from forewarn.core.history import EntryKind
 from forewarn.core.request import RolloutState, RolloutTally
 from forewarn.core.request_state import RequestState
-from forewarn.explain.polling import EventAwareness, PollingState
-from forewarn.explain.vm_state import VmState
-from forewarn.portal.node_status import HostNodeState
-from forewarn.portal.states import STATES, StateFamily, StateLook, state_class, state_element, state_stylesheet
-from forewarn.service.node_roles import NodeRole
+from forewarn.web.portal.node_status import HostNodeState
+from forewarn.web.portal.states import STATES, StateFamily, StateLook, state_class, state_element, state_stylesheet
 from tests.portal.conftest import PortalUser
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "reference" / "portal.md"
 TEMPLATES = {
     file.name: re.sub(r"\{#.*?#\}", "", file.read_text("utf-8"), flags=re.S)
-    for file in files("forewarn.portal").joinpath("templates").iterdir()
+    for file in files("forewarn.web.portal").joinpath("templates").iterdir()
 }
 ALL_LOOKS = [look for looks in STATES.values() for look in looks.values()]
 
@@ -68,7 +68,7 @@ def test_the_style_sheet_has_a_rule_for_every_state_and_cell(portal: PortalUser)
     sent = portal.get("/portal/static/states.css")
     assert sent.html == state_stylesheet()
     assert sent.headers["content-type"].startswith("text/css")
-    colours = files("forewarn.portal").joinpath("static", "style.css").read_text("utf-8")
+    colours = files("forewarn.web.portal").joinpath("static", "style.css").read_text("utf-8")
     for family, looks in STATES.items():
         for value, look in looks.items():
             assert f".{family.value}.{state_class(value)} {{ color: var(--{look.tone}); }}" in sent.html
@@ -79,7 +79,7 @@ def test_the_style_sheet_has_a_rule_for_every_state_and_cell(portal: PortalUser)
 def test_no_rule_applies_to_a_state_by_its_value_alone() -> None:
     """A state's element has its value as a class, so a rule for a banner of that name would draw a box over it."""
     state_classes = {state_class(value) for looks in STATES.values() for value in looks}
-    sheets = (file for file in files("forewarn.portal").joinpath("static").iterdir() if file.name.endswith(".css"))
+    sheets = (file for file in files("forewarn.web.portal").joinpath("static").iterdir() if file.name.endswith(".css"))
     selectors = [
         selector.strip()
         for sheet in sheets
@@ -116,7 +116,7 @@ def test_scripts_use_the_labels_of_the_server(portal: PortalUser) -> None:
     assert found is not None
     labels = json.loads(html.unescape(found[1]))
     assert labels == {state: STATES[StateFamily.VM][state].label for state in VmState}
-    script = files("forewarn.portal").joinpath("static", "fleet.js").read_text("utf-8")
+    script = files("forewarn.web.portal").joinpath("static", "fleet.js").read_text("utf-8")
     assert "dataset.vmStates" in script
     assert not any(f'"{look.label}"' in script for look in STATES[StateFamily.VM].values())
 

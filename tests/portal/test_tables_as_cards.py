@@ -66,9 +66,10 @@ def test_every_cell_of_a_list_carries_the_name_of_its_column(portal: PortalUser)
 
 
 @pytest.mark.parametrize(
-    "name", [file.name for file in files("forewarn.portal").joinpath("templates").iterdir() if file.name != "base.html"]
+    "name",
+    [file.name for file in files("forewarn.web.portal").joinpath("templates").iterdir() if file.name != "base.html"],
 )
 def test_every_table_becomes_cards_except_the_grid_of_domains(name: str) -> None:
-    text = files("forewarn.portal").joinpath("templates", name).read_text("utf-8")
+    text = files("forewarn.web.portal").joinpath("templates", name).read_text("utf-8")
     for tag in re.findall(r"<table\b[^>]*>", text):
         assert "cards" in tag or "by-domain" in tag, tag

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.times import timestamp
 from forewarn.core.cause import Cause
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.errors import Rejected
-from forewarn.portal.states import STATES, StateFamily, state_class
-from forewarn.portal.timeline_chart import (
+from forewarn.web.portal.states import STATES, StateFamily, state_class
+from forewarn.web.portal.timeline_chart import (
     BAND_HEIGHT,
     LEGEND,
     NARROW_AXIS,
@@ -28,7 +29,6 @@ from forewarn.portal.timeline_chart import (
     parse_span,
     window_around,
 )
-from forewarn.times import timestamp
 from tests.support.world import NOON
 
 HOUR = TimeWindow(since=timestamp(NOON), until=timestamp(NOON + 3600))
@@ -237,4 +237,4 @@ def test_labels_have_the_height_of_their_rows() -> None:
 
 
 def _text(folder: str, name: str) -> str:
-    return files("forewarn.portal").joinpath(folder, name).read_text("utf-8")
+    return files("forewarn.web.portal").joinpath(folder, name).read_text("utf-8")

@@ -10,16 +10,16 @@ from typing import Any
 from urllib.parse import parse_qs
 from xml.etree import ElementTree
 
+from forewarn.base.times import parse_time
 from forewarn.core.cause import Cause
 from forewarn.core.commit import Commit
 from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import vm_resource_id
-from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
+from forewarn.machines.simulated import FailRule, SimulatedBehaviour
 from forewarn.protocol.document import Kind
 from forewarn.store.memory import MemoryStore
-from forewarn.times import parse_time
 from tests.portal.conftest import PortalUser
 from tests.support.world import LAB_POLICY, a_host, a_vm
 

@@ -22,7 +22,7 @@ from forewarn.core.fleet import Host, HostHealth, PowerState, Vm
 from forewarn.core.history import EntryKind
 from forewarn.core.request import RequestedOperation, Rollout
 from forewarn.errors import Conflict, ForewarnError, Rejected, Unavailable
-from forewarn.hypervisor.simulated import (
+from forewarn.machines.simulated import (
     BehaviourRule,
     DurationRule,
     FailRule,

@@ -18,6 +18,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
 from forewarn.errors import Rejected
 from forewarn.metadata.published_documents import PublishedDocuments
+from forewarn.metadata.workers.publisher import MetadataPublisher, PublisherConfig
 from forewarn.protocol.codec import decode_document
 from forewarn.protocol.exchange import (
     ApprovalRequest,
@@ -31,7 +32,6 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 from forewarn.protocol.instance import instance_response
 from forewarn.protocol.responses import approval_accepted, unknown_event
 from forewarn.protocol.versions import VERSIONS
-from forewarn.workers.publisher import MetadataPublisher, PublisherConfig
 from tests.properties.random_fleets import SmallFleet, small_fleets
 from tests.properties.search_profile import search_settings
 from tests.support.world import World

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from forewarn.control.rollout_plan import plan_rollout
 from forewarn.core.event import EventState
+from forewarn.core.explain.rollout_plan import RolloutPlan
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState
 from forewarn.core.windows import make_calendar
 from forewarn.errors import Rejected
-from forewarn.explain.rollout_plan import RolloutPlan
 from tests.properties.random_fleets import SmallFleet, small_fleets, waved_rollouts
 from tests.properties.search_profile import search_settings
 from tests.support.world import World

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.clock import SystemClock
+from forewarn.base.clock import SystemClock
 from forewarn.core.replay import KNOWN_EVENT_IDS_S
 from forewarn.core.replay_script import RecordedAnswer, UploadedRecording
 from forewarn.core.request import RequestedOperation, RequestKey
 from forewarn.errors import NotFound, Refused, Rejected, Remedy, Unavailable
+from forewarn.metadata.workers.publisher import MetadataPublisher, PublisherConfig
 from forewarn.protocol.dates import parse_date
 from forewarn.store import SqliteStore
 from forewarn.store.interface import REPLAY_SCRIPT_PREFIX
-from forewarn.workers.publisher import MetadataPublisher, PublisherConfig
 from tests.support.world import NOON, World, a_host, a_vm
 
 

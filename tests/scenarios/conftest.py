@@ -38,7 +38,7 @@ from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollou
 from forewarn.core.waves import make_waves
 from forewarn.core.windows import make_calendar
 from forewarn.errors import ForewarnError
-from forewarn.hypervisor.simulated import BehaviourRule, SimulatedBehaviour
+from forewarn.machines.simulated import BehaviourRule, SimulatedBehaviour
 from forewarn.protocol.document import EventNotice
 from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.store.interface import LastPoll

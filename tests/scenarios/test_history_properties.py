@@ -15,7 +15,7 @@ from forewarn.core.fleet import Priority, Vm
 from forewarn.core.projection import document_for
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import Rejected
-from forewarn.hypervisor.simulated import BehaviourRule, FailRule, SimulatedBehaviour, SlowRule, UnreachableRule
+from forewarn.machines.simulated import BehaviourRule, FailRule, SimulatedBehaviour, SlowRule, UnreachableRule
 from forewarn.protocol.document import Document
 from tests.support.world import World, a_host, a_vm
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from forewarn.core.control_node import NodeRow
 from forewarn.errors import Unavailable
 from forewarn.service.cluster_doctor import cluster_checks
-from forewarn.store.record import NodeRow
 
 
 class Node:

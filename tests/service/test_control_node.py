@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.base.times import parse_time
+from forewarn.cluster.node_roles import NodeRole
+from forewarn.cluster.record import LEASE_S, RecordGroup
 from forewarn.errors import Refused, Rejected
 from forewarn.service.cluster_secrets import create_cluster_secrets
-from forewarn.service.node_roles import NodeRole
 from forewarn.service.node_wiring import ControlNodeProcess
-from forewarn.store.record import LEASE_S, RecordGroup
-from forewarn.times import parse_time
 from tests.support.control_nodes import MemoryCluster
 
 RESTART = {"operation": "restart", "vms": ["web-0"]}
@@ -232,7 +232,7 @@ def test_a_takeover_that_fails_ends_although_the_record_does_not_answer(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first write of the new active node waits for a standby that has just failed."""
-    monkeypatch.setattr("forewarn.store.replicated.WRITE_LIMIT_S", 0.2)
+    monkeypatch.setattr("forewarn.cluster.replicated_store.WRITE_LIMIT_S", 0.2)
     monkeypatch.setattr("forewarn.service.control_node._ABANDON_AFTER_S", 0.1)
     server, apply = cluster.server, cluster.server.apply
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from forewarn.cluster.node_roles import can_take_over
 from forewarn.core.scope import Scope
-from forewarn.service.node_roles import can_take_over
 from forewarn.service.node_wiring import ControlNodeProcess
 from tests.support.control_nodes import MemoryCluster
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.cluster.nats_config import CONTROL_CREDENTIALS_FILE, host_credentials_path, write_nats_config
 from forewarn.errors import Refused, Unavailable
 from forewarn.service.cluster_secrets import create_cluster_secrets
-from forewarn.service.nats_config import CONTROL_CREDENTIALS_FILE, host_credentials_path, write_nats_config
 from tests.support.service_process import run_forewarn
 
 HOSTS = [f"h{number}" for number in range(10, 20)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.service.node_roles import (
+from forewarn.cluster.node_roles import (
     MIN_FREE_BYTES,
     StandbyView,
     clock_problem,
@@ -16,7 +16,8 @@ from forewarn.service.node_roles import (
     takeover_text,
     was_interrupted,
 )
-from forewarn.store.record import LeaseRow, NodeRow
+from forewarn.cluster.record import LeaseRow
+from forewarn.core.control_node import NodeRow
 
 C1, C2 = "https://c1:8443", "https://c2:8443"
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from forewarn.control.directory import FleetDirectory
 from forewarn.core.access import ADMIN_CLIENT_ID
 from forewarn.service.data_directory import DataDirectory
 from forewarn.service.settings import Settings
 from forewarn.service.web_server import OperatorServer, open_operator_server
 from forewarn.web.connection_slots import ConnectionShares
-from forewarn.web.directory import FleetDirectory
 from tests.support import operator_api
 
 api, api_of = operator_api.api, operator_api.api_of  # fixtures

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.base.http_client import LocalTargets
 from forewarn.core.decision import EnablementMode
 from forewarn.errors import Rejected
-from forewarn.http_client import LocalTargets
-from forewarn.hypervisor.simulated import SimulatedBehaviour
+from forewarn.machines.simulated import SimulatedBehaviour
 from forewarn.protocol.versions import VERSIONS
 from forewarn.service.service import publisher_config
 from forewarn.service.settings import HypervisorKind, Settings, load_settings

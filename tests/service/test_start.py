@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.clock import SystemClock
+from forewarn.base.clock import SystemClock
 from forewarn.cluster.bus import MessageHandler
 from forewarn.control.control_plane import ControlPlane
 from forewarn.control.fleet import FleetChange

@@ -20,8 +20,8 @@ from forewarn.cluster.host_projection import vms_by_host
 from forewarn.cluster.messages import HostFact, HostScope, OrderReport, decode_order_reply
 from forewarn.core.event import EventState
 from forewarn.errors import ForewarnError
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.workers.messages import FaultsUpdate
+from forewarn.machines.ledger import EffectLedger
+from forewarn.metadata.workers.messages import FaultsUpdate
 from tests.simulation.cluster_schedule import (
     HOSTS,
     VMS,

@@ -10,7 +10,7 @@ from forewarn.core.cause import Verb
 from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, FaultKind
 from forewarn.core.fleet import AutoApproval, EvictionPolicy, Host, HostHealth, Orchestration, Priority, Vm
 from forewarn.core.request import RequestedOperation, RolloutImpact, RolloutState
-from forewarn.hypervisor.simulated import BehaviourRule, DurationRule, FailRule, SlowRule, UnreachableRule
+from forewarn.machines.simulated import BehaviourRule, DurationRule, FailRule, SlowRule, UnreachableRule
 from tests.simulation.schedule import (
     AdvanceClock,
     ApproveAsOperator,

@@ -16,7 +16,7 @@ from forewarn.core.fleet import HostHealth, PowerState, Vm
 from forewarn.core.history import EntryKind
 from forewarn.core.placement import is_destination
 from forewarn.core.request import RolloutState
-from forewarn.hypervisor.ledger import EffectLedger
+from forewarn.machines.ledger import EffectLedger
 from forewarn.protocol.document import Kind
 from forewarn.store.interface import AppliedCommit, Store
 from tests.simulation.guest import Report

@@ -21,7 +21,7 @@ from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, FaultKind
 from forewarn.core.fleet import Host, HostHealth, PowerState, Vm
 from forewarn.core.request import Rollout
 from forewarn.errors import Conflict, NotFound, Rejected, Unavailable
-from forewarn.hypervisor.simulated import SimulatedBehaviour
+from forewarn.machines.simulated import SimulatedBehaviour
 from forewarn.protocol.document import NoticeStatus
 from forewarn.store.interface import Store
 from tests.simulation.process import ProcessDied

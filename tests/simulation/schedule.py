@@ -13,7 +13,7 @@ import msgspec
 from forewarn.core.faults import FaultKind
 from forewarn.core.fleet import Host, HostHealth, Vm
 from forewarn.core.request import RequestedOperation, RolloutImpact, RolloutState
-from forewarn.hypervisor.simulated import BehaviourRule
+from forewarn.machines.simulated import BehaviourRule
 
 
 class BaseOperation(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", omit_defaults=True):

@@ -13,7 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar, cast
 
-from forewarn.clock import ClockSetting, LabClock
+from forewarn.base.clock import ClockSetting, LabClock
+from forewarn.base.times import RealTime
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.lab_clock import load_clock_setting
 from forewarn.core.commit import Commit
@@ -21,11 +22,12 @@ from forewarn.core.decision import Policy
 from forewarn.core.event import Act
 from forewarn.core.history import EventDelivery
 from forewarn.errors import Unavailable
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedBehaviour, SimulatedHypervisor
 from forewarn.metadata import MetadataServer
 from forewarn.metadata.identity import Caller
+from forewarn.metadata.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 from forewarn.service.maintenance_jobs import (
     record_fault_effects_forever,
     save_clock_forever,
@@ -36,8 +38,6 @@ from forewarn.store.interface import LastPoll, Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 from forewarn.store.writer_thread import WriterThread
-from forewarn.times import RealTime
-from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 from tests.simulation.network import PipeTransport
 from tests.simulation.process import SimulatedProcess
 from tests.simulation.virtual_loop import START_TIME

@@ -26,7 +26,7 @@ from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import PowerState, Vm
 from forewarn.core.projection import document_for
-from forewarn.hypervisor.simulated import SimulatedBehaviour
+from forewarn.machines.simulated import SimulatedBehaviour
 from forewarn.protocol.document import NoticeStatus
 from forewarn.store import sqlite_file
 from forewarn.store.interface import AppliedCommit, Store

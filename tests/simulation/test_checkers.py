@@ -10,7 +10,7 @@ from forewarn.core.cause import Cause, Verb
 from forewarn.core.commit import Commit
 from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.core.fleet import HostHealth, PowerState
-from forewarn.hypervisor.ledger import Effect, EffectLedger
+from forewarn.machines.ledger import Effect, EffectLedger
 from forewarn.store.interface import AppliedCommit
 from tests.simulation.invariants import HostChecker
 from tests.simulation.process import ProcessDied, SimulatedProcess, create_task_in_process

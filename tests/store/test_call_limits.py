@@ -17,7 +17,7 @@ from threading import Thread
 import pytest
 from psycopg.waiting import Ready, Wait
 
-from forewarn.store.postgres_connection import CallAborted, LimitedConnection
+from forewarn.cluster.postgres_connection import CallAborted, LimitedConnection
 
 LONG_S = 60.0
 

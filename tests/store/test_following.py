@@ -11,15 +11,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from forewarn.conformance.record import group_after
-from forewarn.conformance.store_rows import sample_history_entry
-from forewarn.core.commit import Commit
-from forewarn.core.scope import Scope
-from forewarn.errors import Refused, Rejected
-from forewarn.store import SqliteStore, restore_backup
-from forewarn.store.digests import copy_digests, snapshot_digests
-from forewarn.store.following import CopyFollower, RebuildReason, build_copy
-from forewarn.store.record import (
+from forewarn.cluster.digests import copy_digests, snapshot_digests
+from forewarn.cluster.following import CopyFollower, RebuildReason, build_copy
+from forewarn.cluster.record import (
     LEASE_S,
     LeaseRow,
     RecordGroup,
@@ -28,7 +22,13 @@ from forewarn.store.record import (
     RowChange,
     chain_hash,
 )
-from forewarn.store.row_changes import encode_changes
+from forewarn.cluster.row_changes import encode_changes
+from forewarn.conformance.record import group_after
+from forewarn.conformance.store_rows import sample_history_entry
+from forewarn.core.commit import Commit
+from forewarn.core.scope import Scope
+from forewarn.errors import Refused, Rejected
+from forewarn.store import SqliteStore, restore_backup
 from forewarn.store.sqlite_file import connect
 from tests.support.memory_record import MemoryRecord, MemoryRecordServer
 from tests.support.replicated_store import open_replicated, take

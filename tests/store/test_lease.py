@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from forewarn.cluster import lease as lease_module
+from forewarn.cluster.lease import HeldLease, LeaseState
+from forewarn.cluster.record import LEASE_S, Deposed, RecordUnavailable
 from forewarn.conformance.record import FIRST_ROW, group_after
-from forewarn.store import lease as lease_module
-from forewarn.store.lease import HeldLease, LeaseState
-from forewarn.store.record import LEASE_S, Deposed, RecordUnavailable
 from tests.support.memory_record import MemoryRecordServer
 from tests.support.replicated_store import take
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.types.numeric import Int8
 
-from forewarn.store.postgres_arrays import array_parameters, upsert_all_sql
-from forewarn.store.row_changes import REPLICATED_TABLES
+from forewarn.cluster.postgres_arrays import array_parameters, upsert_all_sql
+from forewarn.cluster.row_changes import REPLICATED_TABLES
 from tests.support.random_rows import FLOATS, INTEGERS, TEXTS
 
 DELIVERY = (1, 2, 3, 4, 5, 6.0)

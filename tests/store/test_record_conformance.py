@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from forewarn.cluster.record import LEASE_S, LogPruned, NotReplicated, OutcomeUnknown, RecordUnavailable, SharedRecord
 from forewarn.conformance.record import FIRST_ROW, HOUR_S, SECOND_ROW, RecordConformance, group_after
-from forewarn.store.record import LEASE_S, LogPruned, NotReplicated, OutcomeUnknown, RecordUnavailable, SharedRecord
 from tests.support.memory_record import MemoryRecordServer
 
 

@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.conformance.store_rows import sample_history_entry, sample_poll, sample_vm
-from forewarn.core.commit import Commit
-from forewarn.core.scope import Scope
-from forewarn.errors import Conflict, Rejected, Unavailable
-from forewarn.store.following import CopyPosition, read_position
-from forewarn.store.record import (
+from forewarn.cluster.following import CopyPosition, read_position
+from forewarn.cluster.record import (
     Deposed,
     MustStop,
     NotReplicated,
@@ -23,7 +19,11 @@ from forewarn.store.record import (
     RecordMismatch,
     RecordUnavailable,
 )
-from forewarn.store.replicated import RecordReplication, ReplicatedStore
+from forewarn.cluster.replicated_store import RecordReplication, ReplicatedStore
+from forewarn.conformance.store_rows import sample_history_entry, sample_poll, sample_vm
+from forewarn.core.commit import Commit
+from forewarn.core.scope import Scope
+from forewarn.errors import Conflict, Rejected, Unavailable
 from forewarn.store.sqlite_file import connect
 from tests.support.memory_record import MemoryRecordServer
 from tests.support.replicated_store import AlwaysHeld, RecordedStops, open_replicated, take
@@ -290,7 +290,7 @@ def test_a_stop_does_not_wait_for_a_record_that_does_not_answer(site: Site) -> N
 
 
 def test_a_caller_waits_for_a_slow_record_only_for_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forewarn.store.replicated.WRITE_LIMIT_S", 0.05)
+    monkeypatch.setattr("forewarn.cluster.replicated_store.WRITE_LIMIT_S", 0.05)
 
     async def scenario(store: ReplicatedStore) -> None:
         applied = threading.Event()

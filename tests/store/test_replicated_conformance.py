@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.cluster.digests import copy_digests, snapshot_digests
+from forewarn.cluster.replicated_store import ReplicatedStore
 from forewarn.conformance.store import StoreConformance
-from forewarn.store.digests import copy_digests, snapshot_digests
-from forewarn.store.replicated import ReplicatedStore
 from tests.support.memory_record import MemoryRecordServer
 from tests.support.replicated_store import open_replicated
 

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forewarn.cluster.record import LEASE_S, MustStop, RecordUnavailable
+from forewarn.cluster.replicated_store import RecordReplication, ReplicatedStore
 from forewarn.conformance.store_rows import sample_history_entry
 from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, Unavailable
-from forewarn.store import ReplicatedStore
-from forewarn.store.record import LEASE_S, MustStop, RecordUnavailable
-from forewarn.store.replicated import RecordReplication
 from tests.support.memory_record import MemoryRecordServer
 from tests.support.replicated_store import AlwaysHeld, open_replicated
 from tests.support.replication_checks import check_copy, check_record

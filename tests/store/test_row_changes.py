@@ -11,9 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.store import sqlite_file
-from forewarn.store.record import RowChange
-from forewarn.store.row_changes import (
+from forewarn.cluster.record import RowChange
+from forewarn.cluster.row_changes import (
     REPLICATED_TABLES,
     ChangeCapture,
     apply_changes,
@@ -23,6 +22,7 @@ from forewarn.store.row_changes import (
     set_last_seq,
     upsert_sql,
 )
+from forewarn.store import sqlite_file
 from forewarn.store.schema import metadata
 from tests.support.random_rows import RowWrite, all_rows, row_writes, write_rows
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from forewarn.clock import ClockSetting, LabClock
+from forewarn.base.clock import ClockSetting, LabClock
+from forewarn.base.times import RealTime
 from forewarn.cluster.bus import Subjects
 from forewarn.cluster.control_side import ClusterControl
 from forewarn.cluster.host_node import HostNode, HostNodeConfig
@@ -26,16 +27,15 @@ from forewarn.control.fleet import FleetChange
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.request import RequestedOperation
 from forewarn.core.scope import Scope
-from forewarn.hypervisor.interface import Hypervisor
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
+from forewarn.machines.interface import Hypervisor
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedBehaviour, SimulatedHypervisor
 from forewarn.metadata import MetadataServer
 from forewarn.metadata.identity import Caller
 from forewarn.metadata.listeners import ListenerSpec
+from forewarn.metadata.workers.frontend import FrontendConfig
+from forewarn.metadata.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 from forewarn.store.memory import MemoryStore
-from forewarn.times import RealTime
-from forewarn.workers.frontend import FrontendConfig
-from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 from tests.simulation.virtual_loop import START_TIME, VirtualTimeLoop
 from tests.support.in_memory_transport import InMemoryTransport
 from tests.support.memory_bus import MemoryBroker, MemoryBus

@@ -24,12 +24,12 @@ from typing import Any, TypeVar
 import httpx2
 
 from forewarn.auth.certificates import ca_certificate_path
+from forewarn.base.times import RealTime
+from forewarn.cluster.following import build_copy
 from forewarn.service.cluster_secrets import create_cluster_secrets
 from forewarn.service.control_node import NodeTiming
 from forewarn.service.node_wiring import ControlNodeProcess, running_control_node
 from forewarn.service.settings import Settings, load_settings
-from forewarn.store.following import build_copy
-from forewarn.times import RealTime
 from tests.support.memory_record import MemoryRecordServer
 from tests.support.service_process import free_port
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from forewarn.hypervisor.machines.driver import HostUnreachable
+from forewarn.machines.driver import HostUnreachable
 
 
 class ServiceKilled(BaseException):

@@ -15,8 +15,7 @@ import msgspec
 
 from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
 from forewarn.errors import Refused
-from forewarn.hypervisor.interface import ActNotTried
-from forewarn.hypervisor.machines.driver import (
+from forewarn.machines.driver import (
     IN_MEMORY,
     FreeCapacity,
     HostUnreachable,
@@ -25,6 +24,7 @@ from forewarn.hypervisor.machines.driver import (
     MigrationProgress,
     VmNeeds,
 )
+from forewarn.machines.interface import ActNotTried
 from tests.support.disturbed_calls import DisturbedCalls
 
 _T = TypeVar("_T")

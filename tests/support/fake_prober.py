@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from forewarn.base.http_client import HttpClient, LocalTargets
 from forewarn.control.health_probes import HealthProber
 from forewarn.core.health import CheckOutcome, CheckResult, HealthCheck
-from forewarn.http_client import HttpClient, LocalTargets
 
 _TEXTS = {
     CheckOutcome.GOOD: "it answered 200",

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forewarn.hypervisor.qemu.definition import QemuHost
-from forewarn.hypervisor.qemu.driver import QemuDriver
-from forewarn.hypervisor.qemu.instance import QemuInstance
+from forewarn.machines.qemu.definition import QemuHost
+from forewarn.machines.qemu.driver import QemuDriver
+from forewarn.machines.qemu.instance import QemuInstance
 from tests.support import fake_qemu
 from tests.support.service_process import eventually
 from tests.vms.hosts import toml_text

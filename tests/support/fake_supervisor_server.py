@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.hypervisor.process.messages import order_message
+from forewarn.machines.process.messages import order_message
 
 Message = dict[str, Any]
 TIMEOUT_S = 30.0

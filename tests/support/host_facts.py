@@ -12,10 +12,10 @@ from forewarn.cluster.messages import (
     StreamPosition,
     StreamSource,
 )
+from forewarn.metadata.workers.messages import BeginServing, FaultsUpdate, ScopeUpdate
 from forewarn.protocol.document import Document
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.instance import InstanceFacts
-from forewarn.workers.messages import BeginServing, FaultsUpdate, ScopeUpdate
 
 BEGIN = BeginServing(EndpointRules(), {}, 0.0, None, "tag")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act, act_id
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.machines.acts import MachineHypervisor, MachinePolicy
-from forewarn.hypervisor.machines.journal import MachineJournal
-from forewarn.hypervisor.machines.steps import Enter, MachineActRecord
+from forewarn.machines.acts import MachineHypervisor, MachinePolicy
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.journal import MachineJournal
+from forewarn.machines.steps import Enter, MachineActRecord
 from tests.support.disturbed_calls import DisturbedCalls, ServiceKilled
 from tests.support.fake_machines import FakeBehaviour, FakeHosts, FakeMachines
 

@@ -11,8 +11,8 @@ from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.observation import HostObservation
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
-from forewarn.hypervisor.interface import Hypervisor
-from forewarn.hypervisor.machines.acts import MachineHypervisor
+from forewarn.machines.acts import MachineHypervisor
+from forewarn.machines.interface import Hypervisor
 from tests.support.fake_machines import FakeHosts
 from tests.support.machine_acts import MachineSite
 from tests.support.world import World, a_host, a_vm

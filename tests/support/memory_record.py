@@ -13,15 +13,13 @@ from contextlib import closing, contextmanager
 from threading import Condition
 from typing import NamedTuple
 
-from forewarn.store.epochs import begin_new_epoch
-from forewarn.store.record import (
+from forewarn.cluster.record import (
     LACKS_STANDBY,
     LEASE_S,
     Deposed,
     GroupMark,
     LeaseRow,
     LogPruned,
-    NodeRow,
     NotReplicated,
     OutcomeUnknown,
     RecordGroup,
@@ -33,7 +31,9 @@ from forewarn.store.record import (
     SharedRecord,
     SqlValues,
 )
-from forewarn.store.row_changes import REPLICATED_TABLES, upsert_sql
+from forewarn.cluster.row_changes import REPLICATED_TABLES, upsert_sql
+from forewarn.core.control_node import NodeRow
+from forewarn.store.epochs import begin_new_epoch
 from forewarn.store.schema import REVISION
 
 KEPT_GROUPS = 1000  # `prune_log` never deletes the last ones

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 from forewarn.errors import Unavailable
 from forewarn.metadata import PublishedDocuments, PublishedScope
 from forewarn.protocol.codec import encode_document

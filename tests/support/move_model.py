@@ -14,9 +14,9 @@ from functools import cache
 from typing import NamedTuple
 
 from forewarn.core.cause import Verb
-from forewarn.hypervisor.machines.driver import MachineState, MigrationProgress
-from forewarn.hypervisor.machines.move import move_after_refusal, next_move
-from forewarn.hypervisor.machines.steps import (
+from forewarn.machines.driver import MachineState, MigrationProgress
+from forewarn.machines.move import move_after_refusal, next_move
+from forewarn.machines.steps import (
     Decision,
     Do,
     End,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from forewarn.base.times import RealTime
 from forewarn.cluster.move_plan import (
     MoveProgress,
     StepOrder,
@@ -22,9 +23,8 @@ from forewarn.cluster.move_plan import (
     next_step,
 )
 from forewarn.core.event import Act
-from forewarn.hypervisor.interface import ActDone
-from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport
-from forewarn.times import RealTime
+from forewarn.machines.interface import ActDone
+from forewarn.machines.moves import MoveHandover, MoveRelease, MoveStep, StepReport
 
 STOPPED = MoveRelease.STOPPED
 _DESTINATION_STEPS = (MoveStep.PREPARE, MoveStep.ACTIVATE, MoveStep.UNDO, MoveStep.FENCE)

@@ -7,7 +7,8 @@ import sys
 from functools import cache
 
 _PROBE_PROGRAM = (
-    "from forewarn.namespace_vm import syscalls as s; s.unshare(s.CLONE_NEWUSER | s.CLONE_NEWNET | s.CLONE_NEWPID)"
+    "from forewarn.machines.namespace_vm import syscalls as s; "
+    "s.unshare(s.CLONE_NEWUSER | s.CLONE_NEWNET | s.CLONE_NEWPID)"
 )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from forewarn.namespace_vm.syscalls import enter_namespace
+from forewarn.machines.namespace_vm.syscalls import enter_namespace
 
 T = TypeVar("T")
 _NUMBERS = itertools.count(1)

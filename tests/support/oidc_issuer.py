@@ -21,8 +21,8 @@ from urllib.parse import parse_qsl, unquote_plus, urlencode
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from forewarn.clock import read_real_time
-from forewarn.http_client import HttpClient, LocalTargets
+from forewarn.base.clock import read_real_time
+from forewarn.base.http_client import HttpClient, LocalTargets
 
 LOOPBACK_CLIENT = HttpClient(local_targets=LocalTargets.LOOPBACK)  # reaches the issuers below
 

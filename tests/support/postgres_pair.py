@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from forewarn.store.record_administration import allow_no_standby, migrate_record
+from forewarn.cluster.record_administration import allow_no_standby, migrate_record
 from tests.support.network_parts import NetworkPart
 from tests.support.postgres_server import PostgresServer, wait_until
 

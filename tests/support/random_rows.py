@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sqlalchemy import Column, Float, LargeBinary, String
 from sqlalchemy.types import TypeEngine
 
-from forewarn.store.record import SqlValues
-from forewarn.store.row_changes import REPLICATED_TABLES, delete_sql, quote, upsert_sql
+from forewarn.cluster.record import SqlValues
+from forewarn.cluster.row_changes import REPLICATED_TABLES, delete_sql, quote, upsert_sql
 from forewarn.store.schema import metadata
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=4)

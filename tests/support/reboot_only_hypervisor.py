@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedHypervisor
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedHypervisor
 
 
 class RebootOnlyHypervisor(SimulatedHypervisor):

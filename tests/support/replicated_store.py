@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from forewarn.store.record import LeaseRow, MustStop, SharedRecord
-from forewarn.store.replicated import LeaseGuard, ReplicatedStore
+from forewarn.cluster.record import LeaseRow, MustStop, SharedRecord
+from forewarn.cluster.replicated_store import LeaseGuard, ReplicatedStore
 
 
 class AlwaysHeld(LeaseGuard):

@@ -16,7 +16,9 @@ from collections.abc import Coroutine, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from forewarn.clock import ClockSetting, LabClock, SystemClock
+from forewarn.base.clock import ClockSetting, LabClock, SystemClock
+from forewarn.base.http_client import HttpClient, LocalTargets
+from forewarn.base.times import RealTime
 from forewarn.control.act_limits import ActLimits
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.executor import ActRetryPolicy
@@ -29,15 +31,13 @@ from forewarn.core.history import HistoryEntry
 from forewarn.core.projection import document_for
 from forewarn.core.request import RequestedOperation, Rollout
 from forewarn.core.scope import Scope
-from forewarn.http_client import HttpClient, LocalTargets
-from forewarn.hypervisor.interface import Hypervisor
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedHypervisor
+from forewarn.machines.interface import Hypervisor
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedHypervisor
 from forewarn.protocol.codec import encode_document
 from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.store.interface import Store
 from forewarn.store.memory import MemoryStore
-from forewarn.times import RealTime
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp()
 LAB_POLICY = Policy(enablement=EnablementMode.ALWAYS)

@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from forewarn.hypervisor.qemu.definition import QemuHost
-from forewarn.hypervisor.qemu.driver import QemuDriver
+from forewarn.machines.qemu.definition import QemuHost
+from forewarn.machines.qemu.driver import QemuDriver
 
 ROOT = Path(__file__).parents[2]
 GUEST = ROOT / ".venv-vms" / "guest"

@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-from forewarn.hypervisor.libvirt.connection import LibvirtHost
-from forewarn.hypervisor.libvirt.driver import LibvirtDriver
-from forewarn.hypervisor.machines.acts import MachineHypervisor
-from forewarn.hypervisor.machines.driver import HostUnreachable
-from forewarn.hypervisor.machines.journal import MachineJournal
+from forewarn.machines.acts import MachineHypervisor
+from forewarn.machines.driver import HostUnreachable
+from forewarn.machines.journal import MachineJournal
+from forewarn.machines.libvirt.connection import LibvirtHost
+from forewarn.machines.libvirt.driver import LibvirtDriver
 from tests.support.service_process import eventually
 from tests.vms.hosts import DEVICE, GUEST, GUEST_ADDRESS, HOST_NAMES, MEMORY_MIB, VM, Site, toml_text, wait_for
 

@@ -12,13 +12,13 @@ import pytest
 
 from forewarn.core.cause import Verb
 from forewarn.errors import Refused
-from forewarn.hypervisor.interface import ActDone
-from forewarn.hypervisor.libvirt.domain_state import ChangeKind
-from forewarn.hypervisor.libvirt.driver import LibvirtDriver
-from forewarn.hypervisor.libvirt.session import LibvirtSession
-from forewarn.hypervisor.machines.acts import MachineHypervisor
-from forewarn.hypervisor.machines.driver import MachineState
-from forewarn.hypervisor.machines.journal import MachineJournal
+from forewarn.machines.acts import MachineHypervisor
+from forewarn.machines.driver import MachineState
+from forewarn.machines.interface import ActDone
+from forewarn.machines.journal import MachineJournal
+from forewarn.machines.libvirt.domain_state import ChangeKind
+from forewarn.machines.libvirt.driver import LibvirtDriver
+from forewarn.machines.libvirt.session import LibvirtSession
 from tests.support.machine_acts import machine_act
 from tests.vms.libvirt_hosts import DISKS, VOLUME, domain, driver_of
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from forewarn.errors import Refused
-from forewarn.hypervisor.libvirt.connection import LibvirtHost
-from forewarn.hypervisor.libvirt.cpu import cpu_needs
-from forewarn.hypervisor.libvirt.domain_state import ChangeKind
-from forewarn.hypervisor.libvirt.driver import LibvirtDriver
-from forewarn.hypervisor.libvirt.session import LibvirtSession
-from forewarn.hypervisor.machines.driver import HostUnreachable, MachineMark, MachineState, VmNeeds
+from forewarn.machines.driver import HostUnreachable, MachineMark, MachineState, VmNeeds
+from forewarn.machines.libvirt.connection import LibvirtHost
+from forewarn.machines.libvirt.cpu import cpu_needs
+from forewarn.machines.libvirt.domain_state import ChangeKind
+from forewarn.machines.libvirt.driver import LibvirtDriver
+from forewarn.machines.libvirt.session import LibvirtSession
 from tests.vms.libvirt_hosts import OTHER_UUID, domain, driver_of
 
 pytest.importorskip("libvirt", reason="libvirt's Python module is missing: `make test-vms` installs it")
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.vms
 LOOK_AS_NOBODY = """
 import asyncio, os, sys
 import libvirt
-from forewarn.hypervisor.libvirt.driver import LibvirtDriver, LibvirtHost
+from forewarn.machines.libvirt.driver import LibvirtDriver, LibvirtHost
 
 async def main():
     driver = LibvirtDriver({"a": LibvirtHost(uri=sys.argv[1])}, None)

@@ -12,11 +12,11 @@ import pytest
 
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.libvirt.driver import LibvirtDriver
-from forewarn.hypervisor.machines.acts import MachineHypervisor, MachinePolicy
-from forewarn.hypervisor.machines.driver import MachineState
-from forewarn.hypervisor.machines.journal import MachineJournal
+from forewarn.machines.acts import MachineHypervisor, MachinePolicy
+from forewarn.machines.driver import MachineState
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.journal import MachineJournal
+from forewarn.machines.libvirt.driver import LibvirtDriver
 from tests.vms.hosts import VM
 from tests.vms.libvirt_hosts import TIMEOUT_S, Guest, MigrationSite
 

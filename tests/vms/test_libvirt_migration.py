@@ -11,9 +11,9 @@ from forewarn.cluster.move_plan import MoveProgress, StepOrder, next_step
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Refused
-from forewarn.hypervisor.libvirt.domain_state import ChangeKind
-from forewarn.hypervisor.libvirt.driver import LibvirtDriver
-from forewarn.hypervisor.machines.driver import HostUnreachable, MachineMark, MachineState, MigrationProgress
+from forewarn.machines.driver import HostUnreachable, MachineMark, MachineState, MigrationProgress
+from forewarn.machines.libvirt.domain_state import ChangeKind
+from forewarn.machines.libvirt.driver import LibvirtDriver
 from tests.vms.hosts import VM
 from tests.vms.libvirt_hosts import TIMEOUT_S, Guest, MigrationSite
 

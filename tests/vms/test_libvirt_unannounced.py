@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
-from forewarn.hypervisor.libvirt.connection import LibvirtHost
-from forewarn.hypervisor.libvirt.driver import LibvirtDriver
-from forewarn.hypervisor.machines.driver import HostUnreachable
+from forewarn.machines.driver import HostUnreachable
+from forewarn.machines.libvirt.connection import LibvirtHost
+from forewarn.machines.libvirt.driver import LibvirtDriver
 from tests.support.service_process import ServiceProcess, eventually
 from tests.vms.hosts import VM
 from tests.vms.libvirt_hosts import TIMEOUT_S, LibvirtDaemon, domain, driver_of

@@ -11,11 +11,11 @@ import pytest
 
 from forewarn.core.cause import Verb
 from forewarn.errors import Refused
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.machines.acts import MachineHypervisor
-from forewarn.hypervisor.machines.driver import MachineState
-from forewarn.hypervisor.machines.journal import MachineJournal
-from forewarn.hypervisor.qemu.driver import QemuDriver
+from forewarn.machines.acts import MachineHypervisor
+from forewarn.machines.driver import MachineState
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.journal import MachineJournal
+from forewarn.machines.qemu.driver import QemuDriver
 from tests.support.machine_acts import machine_act
 from tests.vms.hosts import HOST_NAMES, MEMORY_MIB, VM, QemuSite, toml_text
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from forewarn.errors import Refused
-from forewarn.hypervisor.machines.driver import HostUnreachable, MachineDriver, MachineMark, MachineState
-from forewarn.hypervisor.qemu.definition import QemuHost
-from forewarn.hypervisor.qemu.driver import QemuDriver
+from forewarn.machines.driver import HostUnreachable, MachineDriver, MachineMark, MachineState
+from forewarn.machines.qemu.definition import QemuHost
+from forewarn.machines.qemu.driver import QemuDriver
 from tests.vms.conftest import CloneGuest
 from tests.vms.hosts import HOST_NAMES, MEMORY_MIB, VM, QemuSite, toml_text
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.hypervisor.machines.driver import MachineState
-from forewarn.hypervisor.qemu.driver import QemuDriver
+from forewarn.machines.driver import MachineState
+from forewarn.machines.qemu.driver import QemuDriver
 from tests.vms.hosts import HOST_NAMES, VM, QemuSite
 from tests.vms.test_qemu_driver import reaches
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.hypervisor.qemu.instance import QemuInstance
-from forewarn.hypervisor.qemu.qmp import connect_monitor
+from forewarn.machines.qemu.instance import QemuInstance
+from forewarn.machines.qemu.qmp import connect_monitor
 from tests.support.service_process import eventually
 from tests.vms.conftest import TEST_MONITOR, CloneGuest
 from tests.vms.hosts import HOST_NAMES, VM, QemuSite

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.hypervisor.machines.driver import MachineState
+from forewarn.machines.driver import MachineState
 from tests.support.service_process import eventually
 from tests.vms.hosts import HOST_NAMES, VM, QemuSite
 from tests.vms.service import QemuService

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from forewarn.hypervisor.machines.driver import MachineState
-from forewarn.hypervisor.qemu.driver import QemuDriver
+from forewarn.machines.driver import MachineState
+from forewarn.machines.qemu.driver import QemuDriver
 from tests.support.service_process import eventually
 from tests.vms.hosts import HOST_NAMES, VM, QemuSite
 from tests.vms.service import ACT_S, QemuService

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forewarn.control import directory as directory_module
+from forewarn.control.directory import FleetDirectory, ResourceIndex, natural_sort_key
 from forewarn.control.fleet import FleetChange
 from forewarn.core.fleet import Vm
 from forewarn.core.resource_ids import (
@@ -15,8 +17,6 @@ from forewarn.core.resource_ids import (
     vm_resource_id,
 )
 from forewarn.errors import NotFound
-from forewarn.web import directory as directory_module
-from forewarn.web.directory import FleetDirectory, ResourceIndex, natural_sort_key
 from tests.support.world import World, a_vm
 
 SETS = st.sampled_from([{}, {"scale_set": "s"}, {"scale_set": "T"}, {"availability_set": "s"}, {"cloud_service": "c"}])

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from forewarn.api.routes import ROUTES
 from forewarn.errors import ForewarnError, NotFound, Rejected, Remedy
+from forewarn.web.api_routes import ROUTES
 from forewarn.web.remedies import Surface, message_for, surface_of
 
 FIELDS = {

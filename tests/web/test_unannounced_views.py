@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.control.directory import FleetDirectory
 from forewarn.core.access import owner_principal
 from forewarn.core.fleet import LastSeen, PowerState, VmCondition
 from forewarn.core.observation import StateCause
 from forewarn.core.request import RequestedOperation
-from forewarn.hypervisor.machines.driver import MachineState
+from forewarn.machines.driver import MachineState
 from forewarn.metadata.request_counters import RequestTotals
-from forewarn.metrics.service_metrics import ServiceMetrics
-from forewarn.web.directory import FleetDirectory
+from forewarn.web.metrics import ServiceMetrics
 from forewarn.web.polling_report import polling_report
 from tests.portal.conftest import PortalUser
 from tests.support.machine_world import MachineWorld

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from forewarn.base.http_client import HttpClient, HttpLimits, LocalTargets
+from forewarn.base.times import RealTime
+from forewarn.control.webhook_delivery import WebhookDispatcher
 from forewarn.core.commit import Commit
 from forewarn.core.request import RequestedOperation
 from forewarn.core.webhook import WebhookSubscription
-from forewarn.http_client import HttpClient, HttpLimits, LocalTargets
 from forewarn.store import MemoryStore
-from forewarn.times import RealTime
-from forewarn.webhooks import WebhookDispatcher
 from tests.support.fake_prober import FakeProber
 from tests.support.webhook_receiver import WebhookReceiver
 from tests.support.world import World, a_host, a_vm

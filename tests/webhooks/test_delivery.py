@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from forewarn.control.webhook_sender import retry_delay_s
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import RequestedOperation
 from forewarn.core.webhook import EventGridStatus, WebhookSchema
 from forewarn.errors import Unavailable
 from forewarn.store import MemoryStore
-from forewarn.webhooks.sender import retry_delay_s
 from tests.support.webhook_receiver import WebhookReceiver
 
 RESTART = ["Scheduled", "Started", "Completed"]

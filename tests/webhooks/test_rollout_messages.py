@@ -12,7 +12,7 @@ from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState
 from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
 from forewarn.errors import Rejected
-from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
+from forewarn.machines.simulated import FailRule, SimulatedBehaviour
 from tests.support.webhook_receiver import WebhookReceiver
 
 SHOP = HealthCheck(name="shop", kind=CheckKind.HTTP, url="http://127.0.0.1/health")

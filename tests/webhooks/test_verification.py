@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from forewarn.control.webhook_verification import TEST_EVENT_TYPE, VALIDATION_EVENT_TYPE, DeliveryTestResult
 from forewarn.core.webhook import WebhookSchema
 from forewarn.errors import Refused
-from forewarn.webhooks.verification import TEST_EVENT_TYPE, VALIDATION_EVENT_TYPE, DeliveryTestResult
 from tests.support.webhook_receiver import ReceiverAnswer, WebhookReceiver
 
 BOTH = pytest.mark.parametrize("schema", list(WebhookSchema))

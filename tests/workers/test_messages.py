@@ -19,11 +19,7 @@ from forewarn.metadata import (
     SourceAddressIdentity,
 )
 from forewarn.metadata.identity import IdentityStrategy
-from forewarn.protocol.document import Document, EventNotice, EventSource, Kind, NoticeStatus
-from forewarn.protocol.http_message import HttpResponse
-from forewarn.protocol.instance import InstanceFacts
-from forewarn.protocol.managed_identity import ManagedIdentityToken, WrongResource
-from forewarn.workers.messages import (
+from forewarn.metadata.workers.messages import (
     ChannelBroken,
     ChannelMessage,
     EchoRequest,
@@ -36,6 +32,10 @@ from forewarn.workers.messages import (
     reply_message,
     scope_message,
 )
+from forewarn.protocol.document import Document, EventNotice, EventSource, Kind, NoticeStatus
+from forewarn.protocol.http_message import HttpResponse
+from forewarn.protocol.instance import InstanceFacts
+from forewarn.protocol.managed_identity import ManagedIdentityToken, WrongResource
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _TUPLES = {"tags": st.lists(st.tuples(_TEXT, _TEXT), max_size=2).map(tuple), "public_keys": st.just(("key",))}

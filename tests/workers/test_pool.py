@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from forewarn.clock import SystemClock
+from forewarn.base.clock import SystemClock
 from forewarn.errors import Unavailable
 from forewarn.metadata import CallerDirectory, PublishedDocuments
 from forewarn.metadata.fault_quota import SharedFaultQuota
-from forewarn.workers.handle import WorkerHandle
-from forewarn.workers.messages import EchoReply, StateComplete, WorkerReady, encode_message, scope_message
-from forewarn.workers.pool import WorkerPool
+from forewarn.metadata.workers.handle import WorkerHandle
+from forewarn.metadata.workers.messages import EchoReply, StateComplete, WorkerReady, encode_message, scope_message
+from forewarn.metadata.workers.pool import WorkerPool
 from tests.support.metadata_backend import FakeMetadataBackend
 from tests.workers.test_worker import BEGIN, block_event_loop, view
 

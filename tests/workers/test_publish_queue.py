@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from forewarn.workers import publish_queue
-from forewarn.workers.publish_queue import PublishQueue
+from forewarn.metadata.workers import publish_queue
+from forewarn.metadata.workers.publish_queue import PublishQueue
 
 MANY = [f"vm:s/g/{number}" for number in range(publish_queue._MAX_AT_ONCE + 1)]
 

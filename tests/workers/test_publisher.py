@@ -15,11 +15,11 @@ import pytest
 from forewarn.control.fleet import FleetChange
 from forewarn.errors import Rejected
 from forewarn.metadata import IdentifyBy, ListenerSpec
+from forewarn.metadata.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig, load_store_tag
 from forewarn.service.maintenance_jobs import write_all_observations
 from forewarn.store.interface import Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
-from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig, load_store_tag
 from tests.support.service_process import free_port
 from tests.support.world import World, a_host, a_vm
 

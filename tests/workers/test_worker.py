@@ -18,11 +18,8 @@ from forewarn.core.faults import Fault, FaultKind
 from forewarn.errors import NotFound
 from forewarn.metadata import CalledAddressIdentity, PublishedScope
 from forewarn.metadata.fault_quota import SharedFaultQuota
-from forewarn.protocol.document import Document, EventNotice, Kind, NoticeStatus
-from forewarn.protocol.exchange import EndpointRules
-from forewarn.protocol.instance import InstanceFacts
-from forewarn.workers.channel import PEER_GONE, WorkerChannel
-from forewarn.workers.messages import (
+from forewarn.metadata.workers.channel import PEER_GONE, WorkerChannel
+from forewarn.metadata.workers.messages import (
     ApproveRequest,
     BeginServing,
     DrainWorker,
@@ -46,7 +43,10 @@ from forewarn.workers.messages import (
     open_message,
     scope_message,
 )
-from forewarn.workers.worker import Worker
+from forewarn.metadata.workers.worker import Worker
+from forewarn.protocol.document import Document, EventNotice, Kind, NoticeStatus
+from forewarn.protocol.exchange import EndpointRules
+from forewarn.protocol.instance import InstanceFacts
 
 TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 POLL = f"GET {TARGET} HTTP/1.1\r\nHost: m\r\nMetadata: true\r\n\r\n".encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forewarn.arm import routes as arm_routes
+from forewarn.web.arm import routes as arm_routes
 from tools.docs.api_reference import api_reference_markdown
 from tools.docs.azure_api import azure_api_markdown
 from tools.docs.cli_reference import cli_pages

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from forewarn.api.openapi import openapi_path, required_right_text
-from forewarn.api.routes import ROUTES
+from forewarn.web.api_routes import ROUTES
+from forewarn.web.openapi import openapi_path, required_right_text
 from forewarn.web.request_keys import MAX_KEY_LENGTH
 from forewarn.web.routing import API_PREFIX, ApiRoute
 
 _HEAD = f"""# The API
 
-<!-- from src/forewarn/api, by `make docs` -->
+<!-- from src/forewarn/web, by `make docs` -->
 
 The API is under `{API_PREFIX}/`: on the unix socket `forewarn.sock` in the data directory, where the caller may do
 everything, and over TLS with a bearer token (`Authorization: Bearer …`), whose roles decide.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from forewarn.arm.routing import COMPUTE_PATH, ArmAuthorizer, ArmRoute, allow_listing, require_on_resource
-from forewarn.arm.targets import authorize_instances, authorize_scale_set
-from forewarn.arm.updates import authorize_set_and_vms
 from forewarn.core.access import ROLE_RIGHTS, Right
+from forewarn.web.arm.routing import COMPUTE_PATH, ArmAuthorizer, ArmRoute, allow_listing, require_on_resource
+from forewarn.web.arm.targets import authorize_instances, authorize_scale_set
+from forewarn.web.arm.updates import authorize_set_and_vms
 
 MAINTENANCE_SECTION = "Maintenance configurations"
 # The section of a route: the first whose segment is in its path.
@@ -42,7 +42,7 @@ _NEEDS: dict[ArmAuthorizer, tuple[str, ...]] = {
 _PAGE = """\
 # Azure's API
 
-<!-- from src/forewarn/arm, by `make docs` -->
+<!-- from src/forewarn/web/arm, by `make docs` -->
 
 The maintenance part of Azure Resource Manager, over HTTPS at the address of the setting [`api`](settings.md).
 [Use Azure's clients](../how-to/azure.md) is the guide; [the contract](contract/index.md) says what operations do to

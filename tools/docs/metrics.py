@@ -15,20 +15,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forewarn.agent.metrics import AgentMetrics
 from forewarn.agent.status import MaintenanceStatus
-from forewarn.clock import ClockSetting, LabClock
+from forewarn.base.clock import ClockSetting, LabClock
+from forewarn.base.http_client import HttpClient, LocalTargets
+from forewarn.base.times import RealTime
+from forewarn.cluster.metrics import ControlNodeFigures, ControlNodeMetrics
 from forewarn.cluster.stream_follower import JOIN_REASONS
 from forewarn.control.control_plane import ControlInputs, ControlPlane
-from forewarn.http_client import HttpClient, LocalTargets
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedHypervisor
+from forewarn.control.directory import FleetDirectory
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedHypervisor
+from forewarn.metadata.metrics_registry import WorkerMetrics, render_text
+from forewarn.metadata.node_metrics import HostNodesCollector, NodeMetrics
 from forewarn.metadata.request_counters import RequestTotals
-from forewarn.metrics.control_node_metrics import ControlNodeFigures, ControlNodeMetrics
-from forewarn.metrics.node_metrics import HostNodesCollector, NodeMetrics
-from forewarn.metrics.registry import WorkerMetrics, render_text
-from forewarn.metrics.service_metrics import ServiceMetrics
 from forewarn.store.memory import MemoryStore
-from forewarn.times import RealTime
-from forewarn.web.directory import FleetDirectory
+from forewarn.web.metrics import ServiceMetrics
 from forewarn.web.polling_report import polling_report
 
 # The table of a metric is the first one of which a prefix matches; the last table takes the rest.

@@ -1,7 +1,7 @@
 """Draws the packages and their imports for docs/contributing/architecture.md, from the import graph of the code.
 
-An arrow is drawn only where no longer chain of arrows says the same, so that the picture stays readable: `api` imports
-`core` too, but the way from `api` to `core` over `web` and `control` shows that already.
+An arrow is drawn only where no longer chain of arrows says the same, so that the picture stays readable: `web` imports
+`core` too, but the way from `web` to `core` over `control` shows that already.
 """
 
 from __future__ import annotations

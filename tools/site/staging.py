@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 STAGED = ROOT / "build" / "site-pages"
 _ASSETS = Path(__file__).parent
-_ICON = ROOT / "src" / "forewarn" / "portal" / "static" / "icon.svg"
+_ICON = ROOT / "src" / "forewarn" / "web" / "portal" / "static" / "icon.svg"
 _OUTSIDE = "project"  # the folder of the site for what is outside docs/
 _FENCE = re.compile(r"^(```.*?^```|~~~.*?^~~~)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")

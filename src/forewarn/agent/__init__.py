@@ -2,5 +2,5 @@
 
 It writes each action to its journal before it acts, so that it can continue after any crash or reboot. `decision`,
 `undo`, `step_schedule`, `rules` and `approval` are pure: they get time and boot id as arguments. The package imports
-only `client`, `protocol` and the leaf modules. Start reading at `daemon`, then `decision`.
+only `client`, `protocol` and `base`. Start reading at `daemon`, then `decision`.
 """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from forewarn.agent.model import ApprovalCheckConfig
 from forewarn.agent.records import ApprovalCheckRecord
 from forewarn.agent.rules import normalize_vm_name
-from forewarn.duration import exact_duration_text
+from forewarn.base.duration import exact_duration_text
 
 HEARTBEAT_TIMEOUT_S = 15.0  # a VM with an older heartbeat counts as absent
 

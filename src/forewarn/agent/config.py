@@ -25,11 +25,11 @@ from forewarn.agent.model import (
 )
 from forewarn.agent.reactions import REACTIONS, BadOption
 from forewarn.agent.rules import PROFILE_NOTICE_S, PROFILES, excess_budget_s
+from forewarn.base.duration import exact_duration_text
+from forewarn.base.tomlfile import error_line, index_lines
 from forewarn.client.endpoint import parse_endpoint
-from forewarn.duration import exact_duration_text
 from forewarn.errors import Rejected
 from forewarn.protocol.document import EventSource, Kind
-from forewarn.tomlfile import error_line, index_lines
 
 DEFAULT_STATE_DIRECTORY = "/var/lib/forewarn-agent"
 

@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from forewarn.agent.reactions import BadOption, options
-from forewarn.duration import parse_duration
+from forewarn.base.duration import parse_duration
+from forewarn.base.tomlfile import TomlLineIndex, TomlPath
 from forewarn.errors import Rejected
-from forewarn.tomlfile import TomlLineIndex, TomlPath
 
 T = TypeVar("T")
 

@@ -37,10 +37,10 @@ from forewarn.agent.runner import (
 )
 from forewarn.agent.status import AgentReport, events_with_schedule, open_problems
 from forewarn.agent.watcher import RETRY_S, EventWatcher, repair_cursor
+from forewarn.base.clock import Clock, read_real_time
 from forewarn.client import AsyncClient, Change
 from forewarn.client.cursor import read_boot_id
 from forewarn.client.requests import LONG_POLL_S
-from forewarn.clock import Clock, read_real_time
 from forewarn.errors import ForewarnError, Rejected, Unavailable
 
 MAX_SLEEP_S = 1.0  # the server's time may jump, so sleepers look at it this often

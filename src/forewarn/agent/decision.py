@@ -28,8 +28,8 @@ from forewarn.agent.records import REUSED_TEXT, TRIED_STATES, ApprovalState, Eve
 from forewarn.agent.rules import has_started
 from forewarn.agent.step_schedule import ScheduledStep, schedule_after_start, schedule_steps
 from forewarn.agent.undo import ended_step_run, is_undone_by_reboot, undo_actions
+from forewarn.base.duration import exact_duration_text
 from forewarn.client.events import event_key
-from forewarn.duration import exact_duration_text
 from forewarn.protocol.document import Kind
 
 APPROVAL_RETRY_S = 5.0  # after an approval that was not answered

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from forewarn.agent.model import ApproveWhen, Event, RuleConfig
 from forewarn.agent.rules import find_rule, has_started, notice_left_s
 from forewarn.agent.step_schedule import ScheduledStep, schedule_after_start, schedule_steps
+from forewarn.base.duration import format_duration
 from forewarn.client import lists
-from forewarn.duration import format_duration
 
 _APPROVAL_TEXTS = {
     ApproveWhen.NEVER: "would not approve it",

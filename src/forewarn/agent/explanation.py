@@ -14,7 +14,7 @@ from math import inf
 from forewarn.agent.model import MAX_UNDO_TRIES, ApproveWhen, RuleConfig, StepConfig, StepPhase
 from forewarn.agent.records import LOST_STEP_TEXT, ApprovalState, EventRecord, StepRun, StepState
 from forewarn.agent.step_schedule import ScheduledStep, schedule_steps
-from forewarn.duration import format_duration
+from forewarn.base.duration import format_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,10 @@ from prometheus_client.registry import Collector
 from forewarn import __version__
 from forewarn.agent.model import Event, StepConfig, StepOutcome, StepPhase
 from forewarn.agent.status import MaintenanceStatus
+from forewarn.base.clock import read_real_time
+from forewarn.base.duration import format_duration
 from forewarn.client import Kind
 from forewarn.client import Outcome as EventOutcome
-from forewarn.clock import read_real_time
-from forewarn.duration import format_duration
 
 FIRST_ANSWER_LIMIT_S = 180.0  # the first answer may take two minutes (spec §8.1)
 SILENCE_LIMIT_S = 90.0  # 410 lasts for up to 70 s (spec §11), and a long poll for 20 s

@@ -54,9 +54,9 @@ from forewarn.agent.records import (
     event_folder_name,
 )
 from forewarn.agent.reporting import AgentObserver
+from forewarn.base.clock import Clock
+from forewarn.base.duration import exact_duration_text
 from forewarn.client import AsyncClient
-from forewarn.clock import Clock
-from forewarn.duration import exact_duration_text
 from forewarn.errors import ForewarnError, Rejected
 
 

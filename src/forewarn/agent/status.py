@@ -24,8 +24,8 @@ from forewarn.agent.records import (
     StepState,
 )
 from forewarn.agent.step_schedule import ScheduledStep
+from forewarn.base.times import time_text
 from forewarn.client import lists
-from forewarn.times import time_text
 
 READINESS_REACTION_NAME = "readiness"  # the reaction that sets /ready to 503
 

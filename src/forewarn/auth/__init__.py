@@ -1,7 +1,7 @@
 """Authentication: certificates, keys, secrets, tokens, sessions and sign-in at an external issuer.
 
 Real time comes in as an argument (spec §12); random values are made here. Which role allows what is in `core`. It
-may import `core`, `protocol` and leaf modules. Start reading at `token_service`.
+may import `core`, `protocol` and `base`. Start reading at `token_service`.
 """
 
 from forewarn.auth.certificates import ServiceCertificates, load_user_certificate, write_ca_bundle

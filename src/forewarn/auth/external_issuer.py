@@ -27,8 +27,8 @@ from forewarn.auth.claims import (
     quote_excerpt,
 )
 from forewarn.auth.oidc_discovery import fetch_document, fetch_oidc_configuration, require_https
+from forewarn.base.http_client import HttpClient
 from forewarn.errors import Rejected, Unavailable
-from forewarn.http_client import HttpClient
 
 _RSA_ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256"})
 _CURVE_ALGORITHMS = {"P-256": frozenset({"ES256"}), "P-384": frozenset({"ES384"})}

@@ -9,8 +9,8 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from forewarn.auth.claims import quote_excerpt
+from forewarn.base.http_client import HttpClient, HttpLimits, HttpRequestFailed
 from forewarn.errors import Rejected, Unavailable
-from forewarn.http_client import HttpClient, HttpLimits, HttpRequestFailed
 
 _LIMITS = HttpLimits(timeout_s=5.0, body_timeout_s=5.0, max_body_bytes=1024 * 1024)
 _HEADERS = {"Accept": "application/json", "User-Agent": "forewarn"}

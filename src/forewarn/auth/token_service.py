@@ -11,7 +11,7 @@ from forewarn.auth.claims import Claims, InvalidToken, TokenErrorReason, normali
 from forewarn.auth.client_secrets import secret_fingerprint
 from forewarn.auth.external_issuer import ExternalIssuer
 from forewarn.auth.tokens import MANAGEMENT_AUDIENCES, IssuedToken, TokenIssuer, TokenSubject
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 from forewarn.core.access import RegisteredClient
 from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
 

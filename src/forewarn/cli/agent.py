@@ -28,16 +28,16 @@ from forewarn.agent.journal_repair import JournalRepair, repair_journal
 from forewarn.agent.model import OWN_VM, RuleConfig
 from forewarn.agent.records import EventRecord
 from forewarn.agent.status import state_view
+from forewarn.base.clock import read_real_time
+from forewarn.base.duration import format_duration
+from forewarn.base.times import time_text
 from forewarn.cli.api_client import InvalidFile, JsonObject
 from forewarn.cli.formatting import clock_times, count_noun, describe_time, join_names, relative_time
 from forewarn.cli.invocation import CommandFunction, Invocation, offline_command
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text
 from forewarn.client import Client
 from forewarn.client.cursor import read_boot_id
-from forewarn.clock import read_real_time
-from forewarn.duration import format_duration
 from forewarn.errors import NotFound, Rejected, Unavailable
-from forewarn.times import time_text
 
 DEFAULT_CONFIG = "/etc/forewarn/agent.toml"
 CONFIG_VARIABLE = "FOREWARN_AGENT_CONFIG"

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlencode
 
-from forewarn.duration import exact_duration_text
+from forewarn.base.duration import exact_duration_text
+from forewarn.base.times import parse_time
 from forewarn.errors import (
     Conflict,
     Forbidden,
@@ -22,7 +23,6 @@ from forewarn.errors import (
     Unauthenticated,
     Unavailable,
 )
-from forewarn.times import parse_time
 
 _NOW_HEADER = "forewarn-now"  # of every answer: the service's time
 _ASK_HEADER = {"Forewarn-Confirm": "ask"}  # of a change: if a person has to confirm it, answer its preview instead

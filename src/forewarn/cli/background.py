@@ -23,12 +23,12 @@ from typing import Any
 
 import click
 
+from forewarn.base.duration import exact_duration_text
 from forewarn.cli.api_client import ApiClient, JsonObject, ServiceFailure, ServiceNotRunning
 from forewarn.cli.formatting import count_noun
 from forewarn.cli.invocation import Invocation, duration, local_command, require_server_extra, service_command
 from forewarn.cli.service_banner import print_running_supervisors, print_service, print_status
 from forewarn.cli.transport import LocalTransport
-from forewarn.duration import exact_duration_text
 from forewarn.errors import ForewarnError, Refused, Rejected, Unavailable
 
 _LOG_FILE = "service.log"

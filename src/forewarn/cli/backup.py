@@ -54,7 +54,7 @@ def restore(call: Invocation, file: Path, change_purpose: bool) -> None:
     reverse, without --change-purpose.
     """
     with require_server_extra("restore"):
-        from forewarn.clock import read_real_time
+        from forewarn.base.clock import read_real_time
         from forewarn.service.data_directory import START_COMMANDS, DataDirectory
         from forewarn.store.backup import restore_backup
         from forewarn.store.purpose import read_purpose

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
+from forewarn.base.times import time_text
 from forewarn.cli.formatting import local_time
 from forewarn.cli.invocation import Invocation, local_command, require_server_extra
 from forewarn.errors import NotFound, Rejected
-from forewarn.times import time_text
 
 _STDOUT = "-"
 

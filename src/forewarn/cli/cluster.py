@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from forewarn.base.clock import read_real_time
 from forewarn.cli.invocation import Invocation, local_command, require_server_extra
-from forewarn.clock import read_real_time
 
 
 @click.group()
@@ -34,8 +34,8 @@ def init(call: Invocation, directory: Path, hosts: tuple[str, ...]) -> None:
     forewarn cluster init /etc/forewarn/secrets --host h1 --host h2
     """
     with require_server_extra("cluster init"):
+        from forewarn.cluster.nats_config import CONTROL_CREDENTIALS_FILE, NATS_CONFIG_FILE, host_credentials_path
         from forewarn.service.cluster_secrets import create_cluster_secrets
-        from forewarn.service.nats_config import CONTROL_CREDENTIALS_FILE, NATS_CONFIG_FILE, host_credentials_path
     files = create_cluster_secrets(directory, read_real_time(), hosts)
     made = {
         "directory": str(directory),
@@ -76,7 +76,7 @@ def add_host(call: Invocation, directory: Path, hosts: tuple[str, ...]) -> None:
     forewarn cluster add-host /etc/forewarn/secrets h7
     """
     with require_server_extra("cluster add-host"):
-        from forewarn.service.nats_config import host_credentials_path, write_nats_config
+        from forewarn.cluster.nats_config import host_credentials_path, write_nats_config
     write_nats_config(directory, hosts)
     made = {host: str(host_credentials_path(directory, host)) for host in hosts}
     if call.output.as_json:

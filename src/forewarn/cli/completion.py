@@ -11,10 +11,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from forewarn.base.wording import scope_name_from_id
 from forewarn.cli.api_client import ApiClient, JsonObject
 from forewarn.cli.invocation import Invocation, offline_command
 from forewarn.errors import ForewarnError
-from forewarn.wording import scope_name_from_id
 
 CompletionFunction = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]  # as click calls it
 _TIMEOUT_S = 2.0

@@ -6,11 +6,11 @@ import time
 
 import click
 
+from forewarn.base.duration import duration_text
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import node_names
 from forewarn.cli.invocation import Invocation, service_command
 from forewarn.cli.output import Cell, bold, dim, state_text
-from forewarn.duration import duration_text
 from forewarn.errors import Unavailable
 
 _TAKEOVER_LIMIT_S = 15.0  # real time that `resign` waits for another node

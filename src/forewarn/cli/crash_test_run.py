@@ -18,11 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from forewarn import __version__
+from forewarn.base.clock import read_real_time
+from forewarn.base.times import time_text
+from forewarn.base.wording import first_names
 from forewarn.cli.invocation import Invocation
-from forewarn.clock import read_real_time
 from forewarn.errors import Rejected
-from forewarn.times import time_text
-from forewarn.wording import first_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,6 +8,7 @@ from typing import IO, Any
 import click
 from rich.text import Text
 
+from forewarn.base.wording import scope_name_from_id
 from forewarn.cli.api_client import InvalidFile, JsonObject, ServiceNotRunning
 from forewarn.cli.completion import host_names, scope_ids, vm_names
 from forewarn.cli.fleet_import import import_fleet
@@ -17,7 +18,6 @@ from forewarn.cli.invocation import non_empty_name as name_of_vm
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text, without_control_characters
 from forewarn.cli.request_output import preview_options, show_preview
 from forewarn.errors import Rejected
-from forewarn.wording import scope_name_from_id
 
 file_argument = click.argument("file", type=click.File("rb"), metavar="FILE")
 _DIFF_STYLES = {"+": "green", "-": "red", "~": "yellow"}

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from forewarn.base.times import time_text
 from forewarn.cli.formatting import clock_time, count_noun
 from forewarn.cli.invocation import Invocation, offline_command, require_server_extra
 from forewarn.cli.output import bold, dim, state_text
 from forewarn.errors import Refused, Rejected
-from forewarn.times import time_text
 
 if TYPE_CHECKING:
-    from forewarn.hypervisor.libvirt.connection import LibvirtHost
-    from forewarn.hypervisor.libvirt.fleet_import import ImportedFleet, ImportedHost
+    from forewarn.machines.libvirt.connection import LibvirtHost
+    from forewarn.machines.libvirt.fleet_import import ImportedFleet, ImportedHost
 
 _DEFAULT_FILE = "fleet.toml"
 
@@ -41,7 +41,7 @@ def import_libvirt(call: Invocation, uris: tuple[str, ...], output: str | None, 
     Examples of a URI: qemu:///system, or kvm-a=qemu+ssh://root@10.0.0.2/system, which also names the host.
     """
     with require_server_extra("fleet import"):
-        from forewarn.hypervisor.libvirt.fleet_import import plan_import, render_fleet_file
+        from forewarn.machines.libvirt.fleet_import import plan_import, render_fleet_file
     path = None if watch or output == "-" else Path(output or _DEFAULT_FILE)
     if path is not None and path.exists() and not force:
         raise Refused(f"the file {str(path)!r} exists: name another with --output, or replace it with --force")
@@ -62,9 +62,9 @@ def import_libvirt(call: Invocation, uris: tuple[str, ...], output: str | None, 
 
 
 async def _read_hosts(uris: tuple[str, ...]) -> list[ImportedHost]:
-    from forewarn.hypervisor.libvirt.connection import LibvirtConnection, LibvirtHost
-    from forewarn.hypervisor.libvirt.failure import LibvirtFailure
-    from forewarn.hypervisor.libvirt.fleet_import import read_host, split_named_uri
+    from forewarn.machines.libvirt.connection import LibvirtConnection, LibvirtHost
+    from forewarn.machines.libvirt.failure import LibvirtFailure
+    from forewarn.machines.libvirt.fleet_import import read_host, split_named_uri
 
     async def read(text: str) -> ImportedHost:
         name, uri = split_named_uri(text)
@@ -122,7 +122,7 @@ def _print_found(call: Invocation, found: ImportedFleet, path: Path | None) -> N
 
 
 def _print_next_steps(call: Invocation, found: ImportedFleet, path: Path) -> None:
-    from forewarn.hypervisor.libvirt.fleet_import import render_settings
+    from forewarn.machines.libvirt.fleet_import import render_settings
 
     counted = f"{count_noun(len(found.vms), 'VM')} on {count_noun(len(found.hosts), 'host')}"
     call.output.print_line()
@@ -143,8 +143,8 @@ def _view(found: ImportedFleet, path: Path) -> dict[str, object]:
 
 
 async def _print_changes(call: Invocation, found: ImportedFleet) -> None:
-    from forewarn.hypervisor.libvirt.connection import LibvirtHost
-    from forewarn.hypervisor.libvirt.driver import LibvirtDriver
+    from forewarn.machines.libvirt.connection import LibvirtHost
+    from forewarn.machines.libvirt.driver import LibvirtDriver
 
     hosts: dict[str, LibvirtHost] = {host.name: LibvirtHost(uri=host.uri) for host in found.hosts}
     driver = LibvirtDriver(hosts, definitions=None)

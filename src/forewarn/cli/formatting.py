@@ -7,11 +7,11 @@ from datetime import datetime
 
 from rich.text import Text
 
+from forewarn.base.duration import format_duration
+from forewarn.base.times import parse_time
+from forewarn.base.wording import first_names
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text, without_control_characters
-from forewarn.duration import format_duration
-from forewarn.times import parse_time
-from forewarn.wording import first_names
 
 Instant = float | str  # POSIX seconds, or the text of a time in an answer
 

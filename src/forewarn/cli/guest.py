@@ -11,13 +11,13 @@ from typing import Any
 import click
 from rich.text import Text
 
+from forewarn.base.duration import format_duration
+from forewarn.base.times import time_text
 from forewarn.cli.formatting import describe_time, join_names
 from forewarn.cli.invocation import CommandFunction, Invocation, offline_command
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text
 from forewarn.client import Client, Received, ReceivedEvent, lists
-from forewarn.duration import format_duration
 from forewarn.errors import ForewarnError, NotFound, Rejected
-from forewarn.times import time_text
 
 _MIN_ID_PREFIX = 4
 _HEADERS = ("event", "kind", "status", "VMs", "not before", "impact", "description")

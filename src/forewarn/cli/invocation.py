@@ -17,12 +17,12 @@ from typing import Any
 
 import click
 
+from forewarn.base.duration import parse_duration
 from forewarn.cli.api_client import ApiClient, JsonObject
 from forewarn.cli.credentials import Profile, ProfileFile, resolve_profile
 from forewarn.cli.output import Output
 from forewarn.cli.service_address import RemoteSelection, data_directory, select_remote_service
 from forewarn.cli.transport import LocalTransport, RemoteTransport
-from forewarn.duration import parse_duration
 from forewarn.errors import Rejected
 
 CommandFunction = Callable[..., Any]

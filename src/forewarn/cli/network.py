@@ -14,10 +14,10 @@ from forewarn.cli.output import bold, dim
 from forewarn.errors import ForewarnError, Unavailable
 
 if TYPE_CHECKING:
-    from forewarn.guest_network.apply import ApplyOutcome
-    from forewarn.guest_network.follow import ReadInterfaces
-    from forewarn.guest_network.plan import NetworkPlan
-    from forewarn.guest_network.sources import InterfaceSources, NamedInterfaces
+    from forewarn.machines.guest_network.apply import ApplyOutcome
+    from forewarn.machines.guest_network.follow import ReadInterfaces
+    from forewarn.machines.guest_network.plan import NetworkPlan
+    from forewarn.machines.guest_network.sources import InterfaceSources, NamedInterfaces
 
 _FLEET_TIMEOUT_S = 5.0
 _STATE_OPTION = click.option(
@@ -63,9 +63,9 @@ def _source_options(function: CommandFunction) -> CommandFunction:
 @service_command
 def plan(call: Invocation, listeners: bool, ruleset: bool, **options: Any) -> None:
     """Show what apply would set, and change nothing."""
-    from forewarn.guest_network.apply import plan_here
-    from forewarn.guest_network.plan import listener_tables, render_listeners
-    from forewarn.guest_network.ruleset import render_ruleset
+    from forewarn.machines.guest_network.apply import plan_here
+    from forewarn.machines.guest_network.plan import listener_tables, render_listeners
+    from forewarn.machines.guest_network.ruleset import render_ruleset
 
     named = _reader(call, options)(False)
     planned = plan_here(named, _state_file(options), with_firewall=False)
@@ -89,10 +89,10 @@ def apply(call: Invocation, replace_earlier: bool, follow: bool, **options: Any)
 
     It changes only what differs, and keeps a record, so that `forewarn network remove` restores this host.
     """
-    from forewarn.guest_network.apply import apply_plan
-    from forewarn.guest_network.follow import follow_devices
-    from forewarn.guest_network.machine import require_root
-    from forewarn.guest_network.record import exclusive_access
+    from forewarn.machines.guest_network.apply import apply_plan
+    from forewarn.machines.guest_network.follow import follow_devices
+    from forewarn.machines.guest_network.machine import require_root
+    from forewarn.machines.guest_network.record import exclusive_access
 
     require_root("forewarn network apply")
     read, state_file = _reader(call, options), _state_file(options)
@@ -120,8 +120,8 @@ def check(call: Invocation, **options: Any) -> int:
 
     Exits with 1 if something differs.
     """
-    from forewarn.guest_network.apply import compare_here
-    from forewarn.guest_network.machine import require_root
+    from forewarn.machines.guest_network.apply import compare_here
+    from forewarn.machines.guest_network.machine import require_root
 
     require_root("forewarn network check")
     named = _reader(call, options)(False)
@@ -143,9 +143,9 @@ def check(call: Invocation, **options: Any) -> int:
 @service_command
 def remove(call: Invocation, state: Path | None) -> None:
     """Remove what apply has set, and restore this host."""
-    from forewarn.guest_network.apply import remove_plan
-    from forewarn.guest_network.machine import require_root
-    from forewarn.guest_network.record import exclusive_access
+    from forewarn.machines.guest_network.apply import remove_plan
+    from forewarn.machines.guest_network.machine import require_root
+    from forewarn.machines.guest_network.record import exclusive_access
 
     require_root("forewarn network remove")
     state_file = _state_file({"state": state})
@@ -158,14 +158,14 @@ def remove(call: Invocation, state: Path | None) -> None:
 
 
 def _state_file(options: dict[str, Any]) -> Path:
-    from forewarn.guest_network.record import DEFAULT_STATE_FILE
+    from forewarn.machines.guest_network.record import DEFAULT_STATE_FILE
 
     return options["state"] or DEFAULT_STATE_FILE
 
 
 def _reader(call: Invocation, options: dict[str, Any]) -> ReadInterfaces:
-    from forewarn.guest_network.interfaces import Attachment, parse_option
-    from forewarn.guest_network.sources import InterfaceSources
+    from forewarn.machines.guest_network.interfaces import Attachment, parse_option
+    from forewarn.machines.guest_network.sources import InterfaceSources
 
     given = [parse_option(text, Attachment.TAP) for text in options["taps"]]
     given += [parse_option(text, Attachment.PORT) for text in options["ports"]]
@@ -174,7 +174,7 @@ def _reader(call: Invocation, options: dict[str, Any]) -> ReadInterfaces:
 
 
 def _check_with_fleet(call: Invocation, named: NamedInterfaces, sources: InterfaceSources) -> NamedInterfaces:
-    from forewarn.guest_network.sources import select_fleet_vms
+    from forewarn.machines.guest_network.sources import select_fleet_vms
 
     try:
         vms: list[JsonObject] = call.api.get("fleet", timeout_s=_FLEET_TIMEOUT_S)["vms"]
@@ -186,7 +186,7 @@ def _check_with_fleet(call: Invocation, named: NamedInterfaces, sources: Interfa
 
 
 def _listener_differences(call: Invocation, planned: NetworkPlan) -> list[str]:
-    from forewarn.guest_network.plan import listener_tables
+    from forewarn.machines.guest_network.plan import listener_tables
     from forewarn.metadata.listener_config import parse_listeners
 
     try:
@@ -204,10 +204,10 @@ def _listener_differences(call: Invocation, planned: NetworkPlan) -> list[str]:
 
 
 def _plan_view(planned: NetworkPlan, named: NamedInterfaces) -> JsonObject:
-    from forewarn.guest_network.apply import RULE_PRIORITY
-    from forewarn.guest_network.changes import sysctl_name
-    from forewarn.guest_network.plan import listener_tables, render_listeners
-    from forewarn.guest_network.ruleset import METADATA_ADDRESS, render_ruleset
+    from forewarn.machines.guest_network.apply import RULE_PRIORITY
+    from forewarn.machines.guest_network.changes import sysctl_name
+    from forewarn.machines.guest_network.plan import listener_tables, render_listeners
+    from forewarn.machines.guest_network.ruleset import METADATA_ADDRESS, render_ruleset
 
     tables = listener_tables(planned)
     return {

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from forewarn.base.log_rate_limit import limit_repeated_messages
 from forewarn.cli.control_nodes import list_nodes, resign_node, show_node
 from forewarn.cli.formatting import count_noun
 from forewarn.cli.invocation import Invocation, local_command, require_server_extra
 from forewarn.cli.output import discard_unwritable_output
-from forewarn.log_rate_limit import limit_repeated_messages
 
 
 @click.group()

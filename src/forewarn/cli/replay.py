@@ -11,6 +11,8 @@ from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from forewarn.base.duration import format_duration
+from forewarn.base.times import time_text
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import vm_names
 from forewarn.cli.follow import Snapshot, follow
@@ -18,9 +20,7 @@ from forewarn.cli.formatting import describe_time, posix_seconds
 from forewarn.cli.invocation import Invocation, service_command
 from forewarn.cli.output import Cell, bold, join_text, state_text
 from forewarn.client.recording import EndpointRecording, RecordedResponse, decode_recording
-from forewarn.duration import format_duration
 from forewarn.errors import Rejected
-from forewarn.times import time_text
 
 _BAR_WIDTH = 40
 _HEADERS = ("replay", "VM", "state", "step", "loop", "shows", "until")

@@ -9,6 +9,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
+from forewarn.base.wording import scope_name_from_id
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.follow import Snapshot, follow
 from forewarn.cli.formatting import (
@@ -26,7 +27,6 @@ from forewarn.cli.formatting import (
 )
 from forewarn.cli.invocation import CommandFunction, Invocation, yes_option
 from forewarn.cli.output import Cell, bold, dim, join_text
-from forewarn.wording import scope_name_from_id
 
 _MAX_EVENTS_SHOWN = 40  # in text; --json shows all
 

@@ -8,6 +8,7 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from forewarn.base.wording import scope_name_from_id
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import rollout_ids
 from forewarn.cli.follow import Snapshot, follow
@@ -25,7 +26,6 @@ from forewarn.cli.output import Cell, bold, dim, join_text, state_text
 from forewarn.cli.request_output import preview_options, show_preview
 from forewarn.cli.standing_order import standing_order
 from forewarn.errors import Rejected
-from forewarn.wording import scope_name_from_id
 
 CommandDecorator = Callable[[CommandFunction], CommandFunction]
 rollout_argument = click.argument("rollout_id", metavar="ROLLOUT", shell_complete=rollout_ids)

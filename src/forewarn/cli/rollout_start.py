@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from forewarn.base.times import time_text
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import host_names, scope_ids
 from forewarn.cli.formatting import Instant, count_noun, local_time, posix_seconds, zone_name
@@ -18,7 +19,6 @@ from forewarn.cli.request_output import preview_options
 from forewarn.cli.rollout import print_rollout, rollout, rollout_title, wait_for_rollout
 from forewarn.core.rollout_file import parse_deadline
 from forewarn.errors import Rejected
-from forewarn.times import time_text
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _MAX_NAMES_LENGTH = 24  # of the VMs of a wave, in the table

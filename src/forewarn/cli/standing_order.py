@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import click
 
+from forewarn.base.duration import duration_text
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.formatting import count_noun, describe_time
 from forewarn.cli.invocation import Invocation, duration, service_command
 from forewarn.cli.output import Cell, bold
-from forewarn.duration import duration_text
 
 _MAX_ROWS = 20
 

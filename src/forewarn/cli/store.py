@@ -13,7 +13,7 @@ from forewarn.cli.invocation import Invocation, offline_command, require_server_
 from forewarn.errors import Rejected
 
 if TYPE_CHECKING:
-    from forewarn.store.record_report import RecordReport
+    from forewarn.cluster.record_report import RecordReport
 
 _URL = click.argument("url", metavar="URL", envvar="FOREWARN_STORE")
 _URL_PREFIXES = ("postgresql://", "postgres://")
@@ -56,7 +56,7 @@ def migrate(call: Invocation, url: str) -> None:
     forewarn store migrate postgresql://forewarn@db1,db2/forewarn
     """
     with _require_driver("store migrate"):
-        from forewarn.store.record_administration import migrate_record
+        from forewarn.cluster.record_administration import migrate_record
         from forewarn.store.schema import REVISION
     before = migrate_record(url)
     if call.output.as_json:
@@ -83,9 +83,9 @@ def copy(call: Invocation, source: str, target: str) -> None:
     forewarn store copy /var/lib/forewarn postgresql://forewarn@db1,db2/forewarn
     """
     with _require_driver("store copy"):
-        from forewarn.clock import read_real_time
+        from forewarn.base.clock import read_real_time
+        from forewarn.cluster.record_administration import copy_record_to_store, copy_store_to_record
         from forewarn.service.data_directory import DataDirectory
-        from forewarn.store.record_administration import copy_record_to_store, copy_store_to_record
     to_record = target.startswith(_URL_PREFIXES)
     if to_record == source.startswith(_URL_PREFIXES):
         raise Rejected(
@@ -131,7 +131,7 @@ def check(call: Invocation, url: str, copy_file: Path | None) -> int:
     forewarn store check postgresql://forewarn@db1,db2/forewarn
     """
     with _require_driver("store check"):
-        from forewarn.store.record_report import examine_record
+        from forewarn.cluster.record_report import examine_record
     report = examine_record(url, copy_file)
     if call.output.as_json:
         import msgspec
@@ -169,7 +169,7 @@ def without_standby(call: Invocation, url: str) -> None:
     forewarn store without-standby postgresql://forewarn@db1,db2/forewarn
     """
     with _require_driver("store without-standby"):
-        from forewarn.store.record_administration import allow_no_standby
+        from forewarn.cluster.record_administration import allow_no_standby
     allow_no_standby(url)
     if call.output.as_json:
         call.output.print_json({"standby": "not required"})
@@ -190,8 +190,8 @@ def renew(call: Invocation, url: str) -> None:
     forewarn store renew postgresql://forewarn@db1,db2/forewarn
     """
     with _require_driver("store renew"):
-        from forewarn.clock import read_real_time
-        from forewarn.store.record_administration import renew_epochs
+        from forewarn.base.clock import read_real_time
+        from forewarn.cluster.record_administration import renew_epochs
     epoch = renew_epochs(url, now=read_real_time())
     if call.output.as_json:
         call.output.print_json({"epoch": epoch})

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from forewarn.base.clock import read_real_time
 from forewarn.cli.api_client import HttpAnswer, ServiceNotRunning, send_request
 from forewarn.cli.credentials import Profile
 from forewarn.cli.service_address import SOCKET_NAME, ServerAddress, parse_server_url, start_command
-from forewarn.clock import read_real_time
 from forewarn.errors import Rejected, Unauthenticated, Unavailable
 
 

@@ -11,8 +11,8 @@ from forewarn.cli.completion import vm_names
 from forewarn.cli.invocation import CommandFunction, Invocation, local_command, service_command
 from forewarn.cli.output import Cell, dim, state_text
 from forewarn.errors import Rejected
-from forewarn.namespace_vm.run import DEFAULT_GRACE_S, VmRunOptions, run_vm
-from forewarn.namespace_vm.vm_spec import NetworkMode
+from forewarn.machines.namespace_vm.run import DEFAULT_GRACE_S, VmRunOptions, run_vm
+from forewarn.machines.namespace_vm.vm_spec import NetworkMode
 
 
 @click.group()

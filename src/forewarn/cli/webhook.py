@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
+from forewarn.base.duration import format_duration
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import webhook_ids
 from forewarn.cli.credentials import read_secret_file
 from forewarn.cli.formatting import count_noun, describe_resource, describe_time
 from forewarn.cli.invocation import Invocation, service_command
 from forewarn.cli.output import Cell, bold, dim, join_text
-from forewarn.duration import format_duration
 from forewarn.errors import Rejected
 
 _SCHEMAS = ("eventgrid", "cloudevents")

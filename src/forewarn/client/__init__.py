@@ -2,7 +2,7 @@
 
 It works with Azure's endpoint and with forewarn alike. Decisions are generators (`effects.Flow`) that the blocking
 and the asyncio client both run; a client only moves bytes and sleeps. The package uses the standard library,
-`protocol` and the leaf modules, and ignores proxies of the environment. Start reading at `session`, then `watch`.
+`protocol` and `base`, and ignores proxies of the environment. Start reading at `session`, then `watch`.
 """
 
 from forewarn.client.async_client import AsyncClient

@@ -1,7 +1,8 @@
-"""Several machines: the bus between the active control node and host nodes, and what they say on it.
+"""Several machines, and only here: control nodes that share a record, and host nodes that answer for their VMs.
 
-The active node publishes one numbered stream per host (`host_streams`). A host node (`host_node`) follows the stream of
-its host (`stream_follower`), answers the VMs of that host from it (`host_facts`), and sends everything else to the
-active node. A bus (`bus`, `nats_bus`) may lose, repeat and delay messages. It may import `workers` and below, and knows
-neither the store's engine nor settings. Start reading at `messages`, then `stream_follower`.
+Control nodes: the `record` in PostgreSQL, the `lease` that says which of them is active, `replicated_store`, which the
+active one writes through, and `standby`, which follows and takes over. Host nodes: the active node publishes one
+numbered stream per host (`host_streams`); a host node (`host_node`) follows it (`stream_follower`), answers its VMs
+from it (`host_facts`), and sends everything else to the active node. A bus (`bus`, `nats_bus`) may lose, repeat and
+delay messages. It may import `web` and below, and knows no settings. Start reading at `lease`, then `messages`.
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from forewarn.clock import real_now
+from forewarn.base.clock import real_now
 from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.host_projection import host_id
 from forewarn.cluster.host_streams import ActiveTerm, HostStreams, OnlyService
@@ -25,13 +25,13 @@ from forewarn.core.decision import HostSilence
 from forewarn.core.event import Act
 from forewarn.core.fleet import HostHealth
 from forewarn.core.scope import Scope
-from forewarn.hypervisor.moves import is_move
+from forewarn.machines.moves import is_move
 from forewarn.metadata import MetadataBackend, PublishedScope
 from forewarn.metadata.request_counters import RequestTotals
+from forewarn.metadata.workers.frontend import FrontendConfig
+from forewarn.metadata.workers.messages import BeginServing, ObservationReport
+from forewarn.metadata.workers.publisher import MetadataPublisher
 from forewarn.store.interface import Store
-from forewarn.workers.frontend import FrontendConfig
-from forewarn.workers.messages import BeginServing, ObservationReport
-from forewarn.workers.publisher import MetadataPublisher
 
 _SILENCES_S = 1.0  # how old what decisions know about silent nodes may be
 _EARLIER_EVENTS = 50  # of a scope, among which the last arrival of a VM is looked for first

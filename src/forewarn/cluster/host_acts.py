@@ -25,8 +25,8 @@ from forewarn.cluster.messages import (
     encode_bus_message,
 )
 from forewarn.errors import Rejected, Unavailable, full_message
-from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay, Hypervisor
-from forewarn.hypervisor.moves import MoveStep, SteppedHypervisor, StepReport
+from forewarn.machines.interface import ActDone, ActNotTried, ActUnderWay, Hypervisor
+from forewarn.machines.moves import MoveStep, SteppedHypervisor, StepReport
 
 log = logging.getLogger(__name__)
 _ANSWER_S = 1.5  # real time: an order that takes longer is answered as under way, and continues

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from forewarn.clock import Clock
+from forewarn.base.clock import Clock
 from forewarn.cluster.bus import Bus, NoAnswer, Subjects, request_repeatedly
 from forewarn.cluster.messages import (
     HostScope,
@@ -17,8 +17,7 @@ from forewarn.cluster.messages import (
     encode_bus_message,
 )
 from forewarn.errors import Rejected, Unavailable
-from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
-from forewarn.workers.messages import (
+from forewarn.metadata.workers.messages import (
     ApproveRequest,
     EnableRequest,
     RequestDone,
@@ -28,6 +27,7 @@ from forewarn.workers.messages import (
     WorkerRequest,
     WorkerTokenRequest,
 )
+from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
 
 CALL_TIMEOUT_S = 5.0
 

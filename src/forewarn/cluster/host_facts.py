@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from forewarn.cluster.messages import HostFact, HostScope
-from forewarn.workers.messages import FaultsUpdate
+from forewarn.metadata.workers.messages import FaultsUpdate
 
 
 class HostFacts:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from forewarn.clock import Clock, SystemClock
+from forewarn.base.clock import Clock, SystemClock
 from forewarn.cluster.bus import Bus, BusMessage, NoAnswer, NoResponders, Subjects, request_repeatedly
 from forewarn.cluster.heartbeat_subscription import HeartbeatSubscription
 from forewarn.cluster.host_acts import HostActs, TermMemory
@@ -51,13 +51,13 @@ from forewarn.cluster.stream_follower import (
     StreamFollower,
 )
 from forewarn.errors import Refused, Rejected
-from forewarn.hypervisor.interface import Hypervisor
+from forewarn.machines.interface import Hypervisor
 from forewarn.metadata import CallerDirectory
 from forewarn.metadata.observations import BATCH_SIZE, REPORT_INTERVAL_S
 from forewarn.metadata.request_counters import RequestTotals
-from forewarn.workers.frontend import FrontendConfig, MetadataFrontend
-from forewarn.workers.messages import BeginServing, ObservationReport
-from forewarn.workers.network_listeners import NetworkListeners
+from forewarn.metadata.workers.frontend import FrontendConfig, MetadataFrontend
+from forewarn.metadata.workers.messages import BeginServing, ObservationReport
+from forewarn.metadata.workers.network_listeners import NetworkListeners
 
 log = logging.getLogger(__name__)
 _TICK_S = 0.05  # while it asks for the state

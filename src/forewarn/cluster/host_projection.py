@@ -8,7 +8,7 @@ from forewarn.cluster.messages import HostScope
 from forewarn.core.event import EventState
 from forewarn.core.scope import Scope
 from forewarn.metadata import PublishedScope
-from forewarn.workers.messages import scope_message
+from forewarn.metadata.workers.messages import scope_message
 
 
 def host_id(name: str) -> str:

@@ -12,8 +12,8 @@ from contextlib import aclosing
 from forewarn.cluster.bus import BusMessage
 from forewarn.cluster.messages import CompareCpus, CpuComparison, HostCapacity, VmListing, encode_bus_message
 from forewarn.errors import ForewarnError, full_message
-from forewarn.hypervisor.capacity import CapacityHypervisor, CpuHypervisor
-from forewarn.hypervisor.interface import Hypervisor, ObservingHypervisor
+from forewarn.machines.capacity import CapacityHypervisor, CpuHypervisor
+from forewarn.machines.interface import Hypervisor, ObservingHypervisor
 
 log = logging.getLogger(__name__)
 _CAPACITY_REPORTS = 15  # a capacity that has not changed is in every 15th report, for an active node that is new

@@ -9,8 +9,8 @@ from dataclasses import replace
 from forewarn.cluster.host_facts import HostFacts
 from forewarn.cluster.messages import HostFact, HostScope
 from forewarn.metadata import ListenerSpec
+from forewarn.metadata.workers.frontend import MetadataFrontend
 from forewarn.protocol.responses import service_unavailable
-from forewarn.workers.frontend import MetadataFrontend
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from forewarn.core.faults import Fault, FaultCategory
 from forewarn.core.scope import Scope
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.metadata import MetadataBackend, PublishedScope
-from forewarn.workers.messages import (
+from forewarn.metadata.workers.messages import (
     BeginServing,
     FaultsUpdate,
     ObservationReport,
@@ -54,7 +54,7 @@ from forewarn.workers.messages import (
     failure_message,
     reply_message,
 )
-from forewarn.workers.request_handling import perform_request, vm_of_request
+from forewarn.metadata.workers.request_handling import perform_request, vm_of_request
 
 log = logging.getLogger(__name__)
 MAX_PART_BYTES = 256 * 1024  # of facts in one message; a single fact may be larger

@@ -12,12 +12,12 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
+from forewarn.base.times import LabTime
 from forewarn.core.event import Act
 from forewarn.core.observation import HostObservation
 from forewarn.errors import Rejected
-from forewarn.hypervisor.moves import MoveHandover, MoveStep, StepReport
-from forewarn.times import LabTime
-from forewarn.workers.messages import (
+from forewarn.machines.moves import MoveHandover, MoveStep, StepReport
+from forewarn.metadata.workers.messages import (
     ApproveRequest,
     BeginServing,
     EnableRequest,

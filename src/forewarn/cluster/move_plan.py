@@ -1,4 +1,4 @@
-"""What a move over two host nodes does next, as a pure function; `forewarn.hypervisor.moves` has the argument."""
+"""What a move over two host nodes does next, as a pure function; `forewarn.machines.moves` has the argument."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from forewarn.base.times import RealTime
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.hypervisor.interface import ActDone
-from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport
-from forewarn.times import RealTime
+from forewarn.machines.interface import ActDone
+from forewarn.machines.moves import MoveHandover, MoveRelease, MoveStep, StepReport
 
 CLEAN_UP_S = 60.0  # of real time: how long a move waits for a silent source to forget the VM
 _ON_SOURCE = (MoveStep.DESCRIBE, MoveStep.RELEASE, MoveStep.WITHDRAW, MoveStep.CLEAN_UP, MoveStep.RETURN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from forewarn.base.duration import duration_text
 from forewarn.cluster.messages import (
     PROTOCOL,
     DenialReason,
@@ -19,7 +20,6 @@ from forewarn.cluster.messages import (
     SeenReport,
     StreamPosition,
 )
-from forewarn.duration import duration_text
 from forewarn.metadata.request_counters import RequestTotals, sum_totals
 
 _COARSE_AFTER_S = 10.0  # longer silences are shown in steps of this, so that pages do not change all the time

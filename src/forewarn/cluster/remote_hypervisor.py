@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from forewarn.base.times import RealTime
 from forewarn.cluster.bus import Bus, NoAnswer, Subjects, request_repeatedly
 from forewarn.cluster.host_projection import host_id
 from forewarn.cluster.messages import (
@@ -38,9 +39,8 @@ from forewarn.cluster.reported_hosts import OBSERVE_INTERVAL_S, ReportedHosts
 from forewarn.core.event import Act
 from forewarn.core.observation import HostObservation
 from forewarn.errors import Rejected, Unavailable
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport, is_move
-from forewarn.times import RealTime
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.moves import MoveHandover, MoveRelease, MoveStep, StepReport, is_move
 
 log = logging.getLogger(__name__)
 _ORDER_S = 3.0  # real time: how long one order is repeated

@@ -24,7 +24,7 @@ from forewarn.cluster.messages import (
     StreamPosition,
     StreamSource,
 )
-from forewarn.workers.messages import BeginServing
+from forewarn.metadata.workers.messages import BeginServing
 
 _BEHIND_S = 0.9  # how long the stream may be ahead before the state is asked for again: a busy bus is late
 _MAX_RETRY_S = 2.0

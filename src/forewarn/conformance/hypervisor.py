@@ -19,7 +19,7 @@ from typing import Any
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act, act_id
 from forewarn.errors import Unavailable
-from forewarn.hypervisor.interface import ActDone, ActUnderWay, Hypervisor
+from forewarn.machines.interface import ActDone, ActUnderWay, Hypervisor
 
 _MAX_PERFORM_CALLS = 1000  # calls after which an act counts as never done
 

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from forewarn.store.digests import digest_tables, snapshot_digests
-from forewarn.store.epochs import RENEWAL_NAME, EpochRenewal, read_renewal
-from forewarn.store.record import (
+from forewarn.cluster.digests import digest_tables, snapshot_digests
+from forewarn.cluster.record import (
     LEASE_S,
     Deposed,
     LeaseRow,
     LogPruned,
-    NodeRow,
     RecordGroup,
     RecordMismatch,
     RowChange,
@@ -25,6 +23,8 @@ from forewarn.store.record import (
     SharedRecord,
     SqlValues,
 )
+from forewarn.core.control_node import NodeRow
+from forewarn.store.epochs import RENEWAL_NAME, EpochRenewal, read_renewal
 from forewarn.store.schema import REVISION
 
 URL_1, URL_2 = "https://c1.example:8443", "https://c2.example:8443"

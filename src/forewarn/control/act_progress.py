@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from forewarn.core.event import Act
-from forewarn.hypervisor.interface import ActUnderWay
+from forewarn.machines.interface import ActUnderWay
 
 ProgressListener = Callable[[Act], None]  # called with an act whose report changed
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from forewarn.base.wording import did_you_mean
 from forewarn.control.scope_transactions import ScopeTransactions
 from forewarn.core.budgets import (
     Budget,
@@ -33,7 +34,6 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import ROLLOUT_CAUSES, PlannedEvent
 from forewarn.errors import NotFound, Remedy, Unavailable
 from forewarn.store.interface import BUDGETS_NAME, AppliedCommit
-from forewarn.wording import did_you_mean
 
 log = logging.getLogger(__name__)
 _BY_STATE = "state"  # why a VM is out: it does not run, or its host is down

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from forewarn.clock import Clock, real_now
+from forewarn.base.clock import Clock, real_now
+from forewarn.base.http_client import HttpClient
+from forewarn.base.times import RealTime
 from forewarn.control.access import AccessService
 from forewarn.control.act_limits import ActLimits
 from forewarn.control.budgets import BudgetService
@@ -31,15 +33,13 @@ from forewarn.control.rollouts import RolloutService
 from forewarn.control.scope_transactions import ScopeTransactions
 from forewarn.control.standing_order import StandingOrderService
 from forewarn.control.unannounced_changes import UnannouncedChangeService
+from forewarn.control.webhook_delivery import WebhookDispatcher
 from forewarn.control.webhooks import WebhookService
 from forewarn.core.decision import Policy
-from forewarn.http_client import HttpClient
-from forewarn.hypervisor.capacity import destination_hints
-from forewarn.hypervisor.interface import Hypervisor
-from forewarn.hypervisor.verb_support import VerbSupport
+from forewarn.machines.capacity import destination_hints
+from forewarn.machines.interface import Hypervisor
+from forewarn.machines.verb_support import VerbSupport
 from forewarn.store.interface import AppliedCommit, LastPoll, Store
-from forewarn.times import RealTime
-from forewarn.webhooks import WebhookDispatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

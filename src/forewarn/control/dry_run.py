@@ -15,12 +15,15 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from forewarn.clock import ClockSetting, LabClock
+from forewarn.base.clock import ClockSetting, LabClock
+from forewarn.base.times import RealTime
 from forewarn.control.budgets import OutsideCounts
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.core.commit import Commit
 from forewarn.core.decision import Policy
 from forewarn.core.event import Act, Event, EventState
+from forewarn.core.explain.preview import Preview, preview_from_events, preview_from_first_batch
+from forewarn.core.explain.rollout_plan import SimulatedRun, make_rollout_plan
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind
 from forewarn.core.placement import DestinationHints
@@ -30,14 +33,11 @@ from forewarn.core.scope import Scope
 from forewarn.core.shared_work import may_share_work, shared_work
 from forewarn.core.waves import divide_into_waves, wave_phase
 from forewarn.errors import Refused
-from forewarn.explain.preview import Preview, preview_from_events, preview_from_first_batch
-from forewarn.explain.rollout_plan import SimulatedRun, make_rollout_plan
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedHypervisor
-from forewarn.hypervisor.verb_support import VerbSupport
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedHypervisor
+from forewarn.machines.verb_support import VerbSupport
 from forewarn.store.interface import BUDGETS_NAME, LastPoll, Store
 from forewarn.store.memory import MemoryStore
-from forewarn.times import RealTime
 
 MAX_SIMULATED_VMS = 2_000  # a request for more VMs is not simulated to its end
 MAX_COPIED_VMS = 20_000  # VMs of all scopes that are copied; for more, DryRunTooLarge

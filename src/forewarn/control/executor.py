@@ -65,14 +65,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from forewarn.clock import Clock
+from forewarn.base.clock import Clock
+from forewarn.base.duration import exact_duration_text
+from forewarn.base.times import LabTime
 from forewarn.control.act_limits import ActLimits, HostLimiter, QueuedAct
 from forewarn.control.act_progress import ActProgress
 from forewarn.core.event import Act, ActOutcome, Event, EventState
-from forewarn.duration import exact_duration_text
 from forewarn.errors import Unavailable
-from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay, Hypervisor
-from forewarn.times import LabTime
+from forewarn.machines.interface import ActDone, ActNotTried, ActUnderWay, Hypervisor
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from collections.abc import Container, Sequence
 
 from msgspec.structs import replace
 
+from forewarn.base.duration import duration_text
 from forewarn.control.fault_registry import FaultRegistry
 from forewarn.control.faults import FaultService, FaultSpec, FaultTarget
 from forewarn.control.scope_transactions import ScopeTransactions
@@ -16,7 +17,6 @@ from forewarn.core.fault_storm import StormTarget, plan_storm
 from forewarn.core.faults import FaultStorm, StormFault
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.duration import duration_text
 from forewarn.errors import NotFound, Refused, Rejected, Remedy, full_message
 
 _MAX_DURATION_S = 24 * 3600.0

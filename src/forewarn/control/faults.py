@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from forewarn.base.duration import exact_duration_text
+from forewarn.base.times import RealTime
 from forewarn.control.fault_registry import FaultRegistry
 from forewarn.control.scope_transactions import ScopeTransactions
 from forewarn.core import fault_effects
@@ -27,9 +29,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.planning import apply_planned_event
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.duration import exact_duration_text
 from forewarn.errors import Refused, Remedy
-from forewarn.times import RealTime
 
 _MAX_FAULTS = 1000
 _MAX_COUNTED_VMS = 100  # VMs for which one fault counts its hits separately

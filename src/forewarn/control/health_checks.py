@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from forewarn.clock import Clock
+from forewarn.base.clock import Clock
+from forewarn.base.times import LabTime
 from forewarn.control.health_figures import (
     PaceLookup,
     figure_result,
@@ -40,7 +41,6 @@ from forewarn.core.health import (
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState
 from forewarn.errors import ForewarnError
 from forewarn.store.interface import AppliedCommit, Store
-from forewarn.times import LabTime
 
 log = logging.getLogger(__name__)
 _MAX_PROBES = 8  # under way at a time, shared equally by the running rollouts; the others wait

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from forewarn.base.wording import first_names
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.event import Act, ActOutcome, Event, EventState
+from forewarn.core.explain.polling import SILENCE_LIMIT_S, PollingPace, PollingState, polling_state
 from forewarn.core.fleet import PowerState, Vm, VmCondition, vm_key_in_scope
 from forewarn.core.health import CheckOutcome, CheckResult, HealthCheck, OwnFigure, judge_values
 from forewarn.core.request import Rollout
-from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace, PollingState, polling_state
 from forewarn.store.interface import LastPoll, Store
-from forewarn.wording import first_names
 
 RETURN_LIMIT_S = 300.0  # lab time within which a VM polls again after its maintenance, or counts as not back
 _MAX_NAMES = 3

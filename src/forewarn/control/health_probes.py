@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from forewarn.base.http_client import ClientResponse, HttpClient, HttpLimits, HttpRequestFailed
 from forewarn.control import check_command
 from forewarn.core.health import (
     CheckKind,
@@ -31,8 +32,7 @@ from forewarn.core.health import (
     require_distinct_checks,
 )
 from forewarn.errors import Refused, Rejected
-from forewarn.http_client import ClientResponse, HttpClient, HttpLimits, HttpRequestFailed
-from forewarn.hypervisor.command_run import CommandResult, CommandRun
+from forewarn.machines.command_run import CommandResult, CommandRun
 
 _MAX_BODY_BYTES = 256 * 1024
 _MAX_ANSWER_BYTES = 2 * 1024 * 1024  # of Prometheus

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from forewarn.clock import Clock, ClockSetting, LabClock
+from forewarn.base.clock import Clock, ClockSetting, LabClock
+from forewarn.base.duration import duration_text
+from forewarn.base.times import LabTime
 from forewarn.control.reconciler import Reconciler
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.duration import duration_text
 from forewarn.errors import Rejected, Remedy
 from forewarn.store.interface import LAB_CLOCK_NAME, LastPoll, Store
-from forewarn.times import LabTime
 
 _POLLING_WINDOW_S = 330.0  # real seconds: a VM that polled within them counts as polling; a poll is held for up to 300
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from forewarn.base.duration import duration_text
 from forewarn.control.executor import ActExecutor, FailedAttempt
 from forewarn.control.fault_storms import FaultStormService
 from forewarn.control.faults import FaultService
@@ -34,7 +35,6 @@ from forewarn.core.planning import apply_planned_event
 from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope, record_act_outcome
 from forewarn.core.request import PlannedEvent, Rollout, RolloutState
 from forewarn.core.scope import Scope
-from forewarn.duration import duration_text
 from forewarn.errors import Conflict, Refused, Unavailable, full_message
 from forewarn.store.interface import AppliedCommit
 

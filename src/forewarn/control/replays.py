@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from forewarn.clock import LabClock
+from forewarn.base.clock import LabClock
 from forewarn.control.scope_transactions import ScopeTransactions, retry_on_conflict
 from forewarn.core.commit import Commit, SavedValue
 from forewarn.core.decision import DecisionContext

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from forewarn.base.wording import did_you_mean, first_names
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope, retry_on_conflict
 from forewarn.core import lifecycle
 from forewarn.core.acts import vm_on_arrival
@@ -38,8 +39,7 @@ from forewarn.core.request import (
 )
 from forewarn.core.scope import Scope
 from forewarn.errors import NotFound, Refused, Rejected, Remedy
-from forewarn.hypervisor.verb_support import VerbSupport
-from forewarn.wording import did_you_mean, first_names
+from forewarn.machines.verb_support import VerbSupport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

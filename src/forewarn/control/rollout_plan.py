@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from forewarn.control.control_plane import ControlPlane
 from forewarn.control.dry_run import MAX_SIMULATED_VMS, simulate_request
+from forewarn.core.explain.rollout_plan import RolloutPlan, SimulatedRun, make_rollout_plan
 from forewarn.core.fleet import Vm
 from forewarn.core.request import MaintenanceRequest, Rollout
 from forewarn.core.waves import divide_into_waves
-from forewarn.explain.rollout_plan import RolloutPlan, SimulatedRun, make_rollout_plan
 
 
 async def plan_rollout(

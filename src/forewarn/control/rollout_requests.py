@@ -28,7 +28,7 @@ from forewarn.core.rollout import require_usable_calendar
 from forewarn.core.scope import scope_name
 from forewarn.core.waves import rollout_target_text
 from forewarn.errors import NotFound, Refused, Remedy
-from forewarn.hypervisor.verb_support import VerbSupport
+from forewarn.machines.verb_support import VerbSupport
 
 _STATE_CHANGE_ENTRIES = {
     RolloutState.PAUSED: (EntryKind.PAUSED, "paused"),

@@ -22,6 +22,7 @@ from forewarn.control.standing_order import StandingOrderService
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
+from forewarn.core.explain.rollout_plan import RolloutForecast, forecast_rollout
 from forewarn.core.fleet import Vm
 from forewarn.core.health import CheckOutcome, HealthDecision, health_verdict
 from forewarn.core.history import EntryKind, HistoryEntry
@@ -50,7 +51,6 @@ from forewarn.core.waves import (
     wave_phase,
 )
 from forewarn.errors import Conflict
-from forewarn.explain.rollout_plan import RolloutForecast, forecast_rollout
 from forewarn.store.interface import AppliedCommit
 
 _END_STATES = {RolloutState.STOPPED, RolloutState.ABORTED, RolloutState.COMPLETED}

@@ -72,7 +72,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from forewarn.clock import Clock
+from forewarn.base.clock import Clock
 from forewarn.control.fault_registry import FaultRegistry
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.acts import live_migrations, vms_needing_destination

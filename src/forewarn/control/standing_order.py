@@ -9,6 +9,8 @@ from contextlib import suppress
 import msgspec
 from msgspec.structs import replace
 
+from forewarn.base.duration import duration_text
+from forewarn.base.times import LabTime
 from forewarn.control.budgets import BudgetService
 from forewarn.control.rollout_requests import RolloutRequestService
 from forewarn.control.scope_transactions import ScopeTransactions
@@ -27,10 +29,8 @@ from forewarn.core.standing_order import (
     require_valid_order,
     retry_after_s,
 )
-from forewarn.duration import duration_text
 from forewarn.errors import Refused, Rejected, Remedy, full_message
 from forewarn.store.interface import STANDING_ORDER_NAME, AppliedCommit
-from forewarn.times import LabTime
 
 
 class StandingOrderService:

@@ -15,6 +15,7 @@ from contextlib import aclosing
 import msgspec
 from msgspec.structs import replace
 
+from forewarn.base.duration import duration_text
 from forewarn.control.observed_fleet import ObservedFleet, ObservedVm
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope, retry_on_conflict
 from forewarn.core.commit import Commit
@@ -25,9 +26,8 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.observation import HostObservation
 from forewarn.core.scope import Scope
 from forewarn.core.unannounced import UnannouncedKind, VmFinding, VmReports, compare_vm
-from forewarn.duration import duration_text
 from forewarn.errors import ForewarnError, NotFound, full_message
-from forewarn.hypervisor.interface import Hypervisor, ObservingHypervisor
+from forewarn.machines.interface import Hypervisor, ObservingHypervisor
 
 log = logging.getLogger(__name__)
 _MIN_INTERVAL_S = 0.5  # real time between two observations of a host, however many changes it reports

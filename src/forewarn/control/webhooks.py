@@ -12,12 +12,12 @@ from urllib.parse import SplitResult, urlsplit
 
 from forewarn.auth.client_secrets import new_secret
 from forewarn.control.scope_transactions import ScopeTransactions
+from forewarn.control.webhook_delivery import WebhookDispatcher
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.resource_ids import ROOT_RESOURCE, parse_resource_id
 from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
 from forewarn.errors import NotFound, Refused, Rejected, Remedy
-from forewarn.webhooks import WebhookDispatcher
 
 _MIN_ID_PREFIX = 4
 _MIN_SECRET_LENGTH = 16

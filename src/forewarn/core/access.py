@@ -10,8 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from forewarn.base.times import LabTime
 from forewarn.core.resource_ids import ROOT_RESOURCE, is_within_resource
-from forewarn.times import LabTime
 
 ADMIN_CLIENT_ID = "admin"  # the client that a service has from its first start
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from forewarn.base.wording import did_you_mean, first_names, scope_name_from_id
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import PowerState, Vm, VmCondition, vm_key_in_scope
 from forewarn.core.request import ROLLOUT_CAUSES, PlannedEvent
 from forewarn.errors import Rejected
-from forewarn.wording import did_you_mean, first_names, scope_name_from_id
 
 MAX_BUDGETS = 100
 _MAX_NAME_LENGTH = 60

@@ -8,8 +8,8 @@ from enum import StrEnum
 
 import msgspec
 
+from forewarn.base.times import LabTime
 from forewarn.core.faults import EventFault
-from forewarn.times import LabTime
 
 
 class EnablementMode(StrEnum):

@@ -11,9 +11,9 @@ from enum import StrEnum
 
 import msgspec
 
+from forewarn.base.times import LabTime
 from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, Verb
 from forewarn.core.windows import MaintenanceCalendar, is_open
-from forewarn.times import LabTime
 
 
 class EventState(StrEnum):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from forewarn.base.duration import duration_text
 from forewarn.core import lifecycle
 from forewarn.core.acts import acts_for_event
 from forewarn.core.cause import CAUSE_RULES, Cause
@@ -22,7 +23,6 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope, scope_title
-from forewarn.duration import duration_text
 from forewarn.errors import Refused, Remedy
 
 _FREEZE_CAUSE = Cause.HOST_UPDATE

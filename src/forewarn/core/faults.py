@@ -14,9 +14,9 @@ from enum import StrEnum
 
 import msgspec
 
-from forewarn.duration import duration_text
+from forewarn.base.duration import duration_text
+from forewarn.base.times import LabTime
 from forewarn.errors import Rejected, Remedy
-from forewarn.times import LabTime
 
 
 class FaultKind(StrEnum):

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from forewarn.times import LabTime
+from forewarn.base.times import LabTime
 
 MAX_PLACEMENT_GROUP = 100  # VMs; spec §7.1
 MAX_FLEXIBLE_SET = 1000  # VMs of a scale set with flexible orchestration, as on Azure

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from forewarn.duration import duration_text
-from forewarn.times import LabTime
+from forewarn.base.duration import duration_text
+from forewarn.base.times import LabTime
 
 MAX_MEASUREMENTS = 5000  # of one rollout; the store deletes older ones
 MAX_CHECKS = 20  # of one rollout

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from forewarn.times import LabTime
+from forewarn.base.times import LabTime
 
 SERVICE_STARTED = "service started"  # the beginning of the entry of a service that starts: explanations look for it
 SERVICE_STOPPED = "service stopped"  # the entry of a service that stops; one that crashes leaves none

@@ -12,12 +12,12 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
+from forewarn.base.wording import first_names
 from forewarn.core.cause import verb_noun
 from forewarn.core.event import Act, ActOutcome, Ending, Event, EventState
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused, Remedy
-from forewarn.wording import first_names
 
 
 class Transition(StrEnum):

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from forewarn.base.times import LabTime
+from forewarn.base.wording import first_names
 from forewarn.core.azure_windows import AzureWindow, MaintenanceScope
 from forewarn.core.fleet import Vm
 from forewarn.core.resource_ids import group_resource_id, scale_set_resource_id, vm_resource_id
 from forewarn.core.windows import MaintenanceCalendar, MaintenanceWindow, closing_times, next_start, window_text
-from forewarn.times import LabTime
-from forewarn.wording import first_names
 
 VM_TYPE = "microsoft.compute/virtualmachines"
 SCALE_SET_TYPE = "microsoft.compute/virtualmachinescalesets"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
+from forewarn.base.duration import duration_text, exact_duration_text
 from forewarn.core import fault_effects, lifecycle
 from forewarn.core.acts import act_to_wait_for, acts_for_event, is_concerned, vm_on_arrival
 from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, verb_noun
@@ -21,7 +22,6 @@ from forewarn.core.host_failure import end_acts_on_failed_hosts, needs_recovery
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
 from forewarn.core.scope import Scope, disable_scope_if_idle, hours_text, scope_title
 from forewarn.core.windows import is_open, local_time_text, next_start, window_source
-from forewarn.duration import duration_text, exact_duration_text
 from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.protocol.document import Kind
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Set
 
 from msgspec.structs import replace
 
+from forewarn.base.wording import first_names
 from forewarn.core import fault_effects, lifecycle
 from forewarn.core.acts import acts_for_event, affected_vms, can_act_on, vm_after_act, with_acts_at_host
 from forewarn.core.cause import RECOMMENDATION_S
@@ -18,7 +19,6 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.host_failure import end_acts_on_failed_hosts, has_act_on_failed_host
 from forewarn.core.release import start_wait
 from forewarn.core.scope import Scope, disable_scope_if_idle, scope_idle_at
-from forewarn.wording import first_names
 
 PLATFORM_ACTOR = "platform"  # who history entries name when the service itself acts
 

@@ -82,6 +82,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forewarn.base.times import LabTime
+from forewarn.base.wording import first_names
 from forewarn.core.acts import act_to_wait_for
 from forewarn.core.cause import RECOMMENDATION_S, verb_noun
 from forewarn.core.decision import DecisionContext
@@ -90,8 +92,6 @@ from forewarn.core.request import ROLLOUT_CAUSES
 from forewarn.core.scope import Scope
 from forewarn.core.windows import local_time_text, next_start, window_source
 from forewarn.protocol.document import Kind
-from forewarn.times import LabTime
-from forewarn.wording import first_names
 
 MAX_SILENCE_S = 600.0  # how long after its NotBefore an event waits for VMs whose node is silent
 _MAX_NAMED_VMS = 4  # more VMs are counted instead of named

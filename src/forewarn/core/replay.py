@@ -14,11 +14,11 @@ from enum import StrEnum
 
 import msgspec
 
+from forewarn.base.times import LabTime
+from forewarn.base.wording import first_clauses
 from forewarn.core.replay_script import ReplayScript, ReplayStep, SubstituteAnswer
 from forewarn.core.scope import Scope
 from forewarn.protocol.document import Document, EventNotice
-from forewarn.times import LabTime
-from forewarn.wording import first_clauses
 
 KNOWN_EVENT_IDS_S = 24 * 3600.0  # after a replay, approvals of its event ids are accepted this long (spec §5.2)
 

@@ -13,12 +13,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from forewarn.base.times import Timestamp
 from forewarn.core.limits import Name, RecordedBody, WholeNumber
 from forewarn.errors import Rejected
 from forewarn.protocol import document as wire
 from forewarn.protocol.codec import InvalidDocument, Received, ReceivedEvent, decode_document
 from forewarn.protocol.versions import ALL_VERSIONS, version_features
-from forewarn.times import Timestamp
 
 _MIN_LENGTH_S = 1.0  # so that clients can see every loop
 _DATE_PRECISION_S = 1.0  # a Date header has whole seconds

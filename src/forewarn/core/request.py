@@ -10,11 +10,11 @@ from enum import StrEnum
 
 import msgspec
 
+from forewarn.base.times import LabTime
 from forewarn.core.cause import Cause
 from forewarn.core.health import HealthCheck
 from forewarn.core.replay import Replay
 from forewarn.core.windows import MaintenanceCalendar
-from forewarn.times import LabTime
 
 
 class RequestedOperation(StrEnum):

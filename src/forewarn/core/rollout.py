@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from forewarn.base.duration import duration_text
+from forewarn.base.wording import first_clauses
 from forewarn.core.acts import can_act_on
 from forewarn.core.budgets import BudgetGroup, BudgetLedger, BudgetShortage
 from forewarn.core.cause import CAUSE_RULES
@@ -20,9 +22,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.maintenance_configuration import GroupCalendar, TargetWindows
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout, RolloutState, RolloutTally
 from forewarn.core.windows import local_time_text, next_start, window_text
-from forewarn.duration import duration_text
 from forewarn.errors import Rejected
-from forewarn.wording import first_clauses
 
 PUBLISHES_NOTHING = "publishes nothing for now"  # after `rollout ID` in the entry of one whose checks are unclear
 _MAX_NAMED_FAILURES = 3  # more failed VMs are counted instead of named

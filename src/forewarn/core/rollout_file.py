@@ -26,12 +26,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from forewarn.base.duration import parse_duration
+from forewarn.base.tomlfile import InvalidToml, TomlLineIndex, TomlPath, index_lines, load_toml
+from forewarn.base.wording import did_you_mean
 from forewarn.core.rollout import InvalidRollout
-from forewarn.duration import parse_duration
 from forewarn.errors import Rejected, Remedy
 from forewarn.protocol.dates import parse_date
-from forewarn.tomlfile import InvalidToml, TomlLineIndex, TomlPath, index_lines, load_toml
-from forewarn.wording import did_you_mean
 
 _TEXT, _TEXTS, _WHOLE, _NUMBER, _FLAG = "a text", "a list of texts", "a whole number", "a number", "true or false"
 _DURATION = "a duration such as 10m"

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
+from forewarn.base.wording import scope_name_from_id
 from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.wording import scope_name_from_id
 
 _SCOPE_KINDS = {
     "set": "availability set",

@@ -14,10 +14,10 @@ from itertools import accumulate
 import msgspec
 from msgspec.structs import replace
 
+from forewarn.base.duration import duration_text
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.request import IMPACT_CAUSES, MaintenanceRequest, RolloutImpact, RolloutState
 from forewarn.core.windows import MaintenanceCalendar, next_start
-from forewarn.duration import duration_text
 from forewarn.errors import Rejected
 
 MIN_INTERVAL_S = 3600.0

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import msgspec
 
+from forewarn.base.wording import first_names
 from forewarn.core.fleet import AutoApproval, Priority, Vm
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused
-from forewarn.wording import first_names
 
 MIN_TERMINATE_NOTICE_MIN, MAX_TERMINATE_NOTICE_MIN = 5, 15  # minutes (spec §6.3); the minimum is the default
 OS_IMAGE_NOTICE_MIN = 15  # minutes; the only allowed value

@@ -17,14 +17,14 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
+from forewarn.base.duration import format_duration
+from forewarn.base.times import LabTime
+from forewarn.base.wording import first_names, scope_name_from_id
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.request import BegunWave, PlannedEvent, Rollout, RolloutState, WaveSpec
 from forewarn.core.rollout import InvalidRollout, handled_vms, hosts_in_order, remaining_vms
-from forewarn.duration import format_duration
-from forewarn.times import LabTime
-from forewarn.wording import first_names, scope_name_from_id
 
 REST_WAVE = WaveSpec(name="rest")
 MAX_WAVES = 100

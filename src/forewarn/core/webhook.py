@@ -6,8 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from forewarn.base.times import LabTime
 from forewarn.core.resource_ids import ROOT_RESOURCE
-from forewarn.times import LabTime
 
 
 class WebhookSchema(StrEnum):

@@ -15,8 +15,8 @@ from zoneinfo import ZoneInfo, available_timezones
 
 import msgspec
 
-from forewarn.duration import format_duration, parse_duration
-from forewarn.times import LabTime, time_text
+from forewarn.base.duration import format_duration, parse_duration
+from forewarn.base.times import LabTime, time_text
 
 DAY_NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MAX_WINDOW_S = 7 * 86_400.0

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from forewarn.base.tomlfile import error_line
 from forewarn.crash_test.result import CrashTestResult
 from forewarn.crash_test.verdict import CaseOutcome
 from forewarn.errors import Rejected
-from forewarn.tomlfile import error_line
 
 _PLACEHOLDER = "known: say why"  # the reason of a failure, until the user writes one
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from forewarn.clock import LabClock
+from forewarn.base.clock import LabClock
 from forewarn.crash_test.timeline import (
     THINNED_TEXT,
     Approved,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from forewarn.duration import parse_duration
+from forewarn.base.duration import parse_duration
+from forewarn.base.tomlfile import error_line
 from forewarn.errors import Rejected
-from forewarn.tomlfile import error_line
 
 
 class HandlerProfile(StrEnum):

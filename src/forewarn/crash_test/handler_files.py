@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from forewarn.namespace_vm.private_files import TMP, VmFiles
+from forewarn.machines.namespace_vm.private_files import TMP, VmFiles
 
 _DISK_BYTES = 32 * 1024 * 1024
 _MAX_COPIED_BYTES = 256 * 1024  # of one file of the user's directory; larger ones become links

@@ -25,12 +25,12 @@ from forewarn.crash_test.handler_files import (
     vm_environment,
 )
 from forewarn.crash_test.process_usage import is_running, list_descendants, list_pids_with_variable
-from forewarn.namespace_vm import syscalls
-from forewarn.namespace_vm.machine import Machine, boot_id_file
-from forewarn.namespace_vm.messages import VmDescription, VmProgramExit
-from forewarn.namespace_vm.namespaces import InitEvent, VmNamespaces
-from forewarn.namespace_vm.private_files import empty_private_tmp
-from forewarn.namespace_vm.vm_spec import VmSpec
+from forewarn.machines.namespace_vm import syscalls
+from forewarn.machines.namespace_vm.machine import Machine, boot_id_file
+from forewarn.machines.namespace_vm.messages import VmDescription, VmProgramExit
+from forewarn.machines.namespace_vm.namespaces import InitEvent, VmNamespaces
+from forewarn.machines.namespace_vm.private_files import empty_private_tmp
+from forewarn.machines.namespace_vm.vm_spec import VmSpec
 
 STOP_GRACE_S = 2.0  # between SIGTERM and SIGKILL when a VM shuts down
 _READ_BYTES = 65536

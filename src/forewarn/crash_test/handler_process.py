@@ -14,7 +14,7 @@ from forewarn.crash_test.handler_machine import HandlerMachine
 from forewarn.crash_test.process_usage import StarvationMeter, read_usage
 from forewarn.crash_test.timeline import ProgramExited, ProgramOutput, ProgramStarted, ResourcesSampled
 from forewarn.errors import Refused
-from forewarn.namespace_vm.messages import VmProgramExit
+from forewarn.machines.namespace_vm.messages import VmProgramExit
 
 MAX_OUTPUT_LINES = 1000  # of one VM that are recorded
 MAX_LINE_CHARACTERS = 1000

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from forewarn.clock import ClockSetting, LabClock, read_real_time
+from forewarn.base.clock import ClockSetting, LabClock, read_real_time
+from forewarn.base.times import RealTime
 from forewarn.core.decision import DecisionContext, EnablementMode, Policy
 from forewarn.core.event import Event
 from forewarn.core.fleetfile.reader import DeclaredFleet
@@ -45,7 +46,6 @@ from forewarn.lab import requests as lab_requests
 from forewarn.lab.requests import RequestedNotice, find_vm
 from forewarn.lab.service import TEST_ACTOR, LabService, open_lab_service
 from forewarn.protocol.exchange import EndpointRules
-from forewarn.times import RealTime
 
 RESTART_AFTER_EXIT_S = 1.0  # real time after which a one-shot handler is started again
 SETTLE_S = 2.0  # for how long an event is still listed after it was carried out, by the service's clock

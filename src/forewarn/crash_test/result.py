@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from forewarn.base.wording import first_names
 from forewarn.crash_test.case import Case
 from forewarn.crash_test.claims import HandlerClaims, HandlerProfile
 from forewarn.crash_test.figures import HandlerFigures, compute_figures
@@ -20,7 +21,6 @@ from forewarn.crash_test.runner import CrashTestPlan, JudgedCase, judge_again
 from forewarn.crash_test.timeline import ProgramExited, ProgramStarted, Timeline
 from forewarn.crash_test.verdict import CaseOutcome, Severity, Verdict
 from forewarn.errors import Rejected
-from forewarn.wording import first_names
 
 SCHEMA = 1
 _AT_ONCE_S = 3.0  # a program that ended within this time of its start, everywhere, was not run

@@ -30,7 +30,7 @@ from forewarn.crash_test.handler_machine import ChildMachine, HandlerMachine, Na
 from forewarn.crash_test.live_stage import LiveStage, StageSetup, open_live_stage
 from forewarn.crash_test.timeline import Probe, Timeline
 from forewarn.errors import ForewarnError, full_message
-from forewarn.namespace_vm.syscalls import die_with_parent
+from forewarn.machines.namespace_vm.syscalls import die_with_parent
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "the case was stopped before its end"

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from forewarn.base.wording import first_names
 from forewarn.crash_test.figures import HandlerFigures, describe_figures
 from forewarn.crash_test.fixes import HandlerFix, find_fixes
 from forewarn.crash_test.grade_text import explain_grade
@@ -17,7 +18,6 @@ from forewarn.crash_test.grading import Grade
 from forewarn.crash_test.result import CaseResult, CrashTestResult
 from forewarn.crash_test.timeline import Disturbance, EventEnded, ProgramOutput
 from forewarn.crash_test.verdict import CaseOutcome, Finding
-from forewarn.wording import first_names
 
 OUTCOME_STYLES = {
     CaseOutcome.PASS: "green",

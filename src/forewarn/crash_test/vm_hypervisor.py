@@ -13,7 +13,7 @@ from forewarn.crash_test.case_recorder import CaseRecorder
 from forewarn.crash_test.handler_process import HandlerProcess
 from forewarn.crash_test.timeline import Impact
 from forewarn.errors import Refused
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.machines.interface import ActDone, ActUnderWay
 
 # How long a VM is down, in seconds of the service's clock: shorter than in production, so that cases stay short.
 DOWN_S: dict[Verb, float] = {Verb.REBOOT: 2.0, Verb.REDEPLOY: 3.0, Verb.REIMAGE: 3.0}

@@ -9,11 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from forewarn.core.event import Event, EventState
+from forewarn.core.explain.explanation import (
+    Explanation,
+    ScopeFacts,
+    VmPoll,
+    event_explanation,
+    vm_explanation,
+    vm_name,
+)
 from forewarn.core.fleet import Vm
 from forewarn.core.history import HistoryEntry
 from forewarn.core.release import StartWait, WaitReason, describe_gate_wait, start_wait, waits_only_for_gate
 from forewarn.core.scope import Scope, scope_title
-from forewarn.explain.explanation import Explanation, ScopeFacts, VmPoll, event_explanation, vm_explanation, vm_name
 from forewarn.lab.service import LabService
 
 T = TypeVar("T")

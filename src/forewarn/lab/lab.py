@@ -20,14 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.fleetfile.reader import read_fleet_file
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
 from forewarn.errors import ForewarnError, Refused, Rejected, full_message
-from forewarn.hypervisor.simulated import SimulatedBehaviour
 from forewarn.lab import requests as request
 from forewarn.lab.arguments import DurationLike, duration_seconds, fleet_file_text, load_fleet, utc_datetime
 from forewarn.lab.explanation import full_report, history_lines
@@ -35,6 +34,7 @@ from forewarn.lab.loop_thread import LoopThread
 from forewarn.lab.requests import RequestedNotice, find_vm
 from forewarn.lab.service import TEST_ACTOR, LabService, open_lab_service
 from forewarn.lab.values import LabEvent, LabFault, LabVm
+from forewarn.machines.simulated import SimulatedBehaviour
 
 __tracebackhide__ = True  # pytest shows the line of the test, not ours
 

@@ -13,20 +13,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from forewarn.clock import ClockSetting, LabClock
+from forewarn.base.clock import ClockSetting, LabClock
+from forewarn.base.times import LabTime, RealTime
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.fleet import FleetChange
 from forewarn.core.decision import Policy
 from forewarn.core.event import Event
 from forewarn.core.fleetfile.reader import DeclaredFleet
-from forewarn.hypervisor.interface import Hypervisor
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
+from forewarn.machines.interface import Hypervisor
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.simulated import SimulatedBehaviour, SimulatedHypervisor
+from forewarn.metadata.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.service.maintenance_jobs import write_observation_batches
 from forewarn.store.memory import MemoryStore
-from forewarn.times import LabTime, RealTime
-from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 
 _DRAIN_S = 1.0  # real time, for requests in progress when the lab closes
 TEST_ACTOR = "the test"  # who requests everything in the history of a lab

@@ -11,9 +11,9 @@ from typing import Any
 
 from forewarn.core.cause import Verb
 from forewarn.core.event import Ending, Event, EventState
+from forewarn.core.explain.phrases import event_kind_text
 from forewarn.core.fleet import Vm
 from forewarn.core.projection import document_for
-from forewarn.explain.phrases import event_kind_text
 from forewarn.lab.arguments import utc_datetime
 from forewarn.lab.explanation import LabReader, explanation_of, format_explanation, format_in_one_line
 from forewarn.lab.service import LabService

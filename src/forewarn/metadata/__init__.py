@@ -2,7 +2,8 @@
 
 Publish each scope on `PublishedDocuments`, assign network attachments to VMs in `CallerDirectory`, start a
 `MetadataServer`. Polls are answered from memory; only a scope's first request, approvals and tokens go to the
-`MetadataBackend`. May import core, store, protocol and leaves; makes no decision about events. Holds, delays and
+`MetadataBackend`. `workers` are processes that
+answer beside the owner. May import control and below; makes no decision about events. Holds, delays and
 timeouts are in real time (spec §12). Start reading at `server`, then `connection` and `responder`.
 """
 

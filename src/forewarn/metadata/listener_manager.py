@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from forewarn.base.link_monitor import LinkMonitor
 from forewarn.errors import Rejected, Unavailable
-from forewarn.link_monitor import LinkMonitor
 from forewarn.metadata.listeners import ListenerSpec, OpenListener, VmListener, open_listener
 
 _log = logging.getLogger(__name__)

@@ -16,15 +16,15 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from forewarn.clock import real_now
+from forewarn.base.clock import real_now
+from forewarn.base.times import LabTime, RealTime
 from forewarn.core.event import EventState
+from forewarn.core.explain.polling import PollingPace
 from forewarn.core.history import EventDelivery
-from forewarn.explain.polling import PollingPace
 from forewarn.metadata.interface import GuestView
 from forewarn.protocol import document as wire
 from forewarn.protocol.versions import version_lists_kind
 from forewarn.store.interface import LastPoll
-from forewarn.times import LabTime, RealTime
 
 _log = logging.getLogger(__name__)
 

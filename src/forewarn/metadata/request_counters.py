@@ -1,7 +1,7 @@
 """Counts requests by category and status as plain numbers, and sums them over processes.
 
-A labelled Prometheus counter would cost more than a poll, so `forewarn.metrics.requests` reads these numbers when
-it is scraped. This module must not import prometheus_client: every worker imports it at start.
+A labelled Prometheus counter would cost more than a poll, so `request_metrics` reads these numbers when it is scraped.
+This module must not import prometheus_client: every worker imports it at start.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 from forewarn.errors import Conflict, NotFound, Unavailable
 from forewarn.metadata.identity import Caller, CallerDirectory
 from forewarn.metadata.interface import GuestView, MetadataBackend, ResetConnection

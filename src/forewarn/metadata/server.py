@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from forewarn.clock import real_now
+from forewarn.base.clock import real_now
+from forewarn.base.times import RealTime
 from forewarn.core.faults import Fault
 from forewarn.metadata.accept_loop import AcceptLoop
 from forewarn.metadata.connection import MetadataConnection
@@ -22,7 +23,6 @@ from forewarn.metadata.response_writer import ResponseWriter
 from forewarn.metadata.server_state import ServerState
 from forewarn.metadata.transport_faults import FaultTable
 from forewarn.protocol.exchange import EndpointRules
-from forewarn.times import RealTime
 
 
 class MetadataServer:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from forewarn.base.unix_socket import PeerCredentials, peer_refusal
 from forewarn.errors import Refused, Rejected
 from forewarn.metadata import ListenerChange, ListenerManager, ListenerSpec
 from forewarn.metadata.socket_passing import SOCKETS_FILE, SocketPacket, receive_packet, send_packet
-from forewarn.unix_socket import PeerCredentials, peer_refusal
 
 log = logging.getLogger(__name__)
 _ACCEPT_RETRY_S = 0.2

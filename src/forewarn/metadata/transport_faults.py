@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from forewarn.clock import real_now
+from forewarn.base.clock import real_now
+from forewarn.base.times import RealTime
 from forewarn.core.faults import Fault, FaultCategory, FaultHits, FaultKind
 from forewarn.metadata.fault_quota import FaultQuota, LocalFaultQuota
 from forewarn.metadata.interface import GuestView, ResetConnection
@@ -22,7 +23,6 @@ from forewarn.protocol.exchange import ApprovalRequest, EndpointRules, PollReque
 from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpRequest, HttpResponse
 from forewarn.protocol.responses import too_many_requests, version_not_found
 from forewarn.protocol.versions import UnknownVersionPolicy
-from forewarn.times import RealTime
 
 GONE_RESPONSE = HttpResponse(status=410, headers=(JSON_CONTENT_TYPE,), body=b'{ "error": "Gone" }')
 UNAUTHORIZED_RESPONSE = HttpResponse(status=401, headers=(JSON_CONTENT_TYPE,), body=b'{ "error": "Unauthorized" }')

@@ -7,7 +7,7 @@ import re
 from datetime import UTC, date, datetime
 from functools import lru_cache
 
-from forewarn.times import parse_time
+from forewarn.base.times import parse_time
 
 _WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from forewarn.auth.certificate_authority import LOOPBACK_NAMES
 from forewarn.auth.certificates import ServiceCertificates, ca_certificate_path, load_user_certificate
 from forewarn.auth.pem import CertificateFiles, validity_problem
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 from forewarn.errors import ForewarnError, Rejected
 from forewarn.service.data_directory import DataDirectory, SecretFiles
 from forewarn.service.settings import Settings, parse_api_address

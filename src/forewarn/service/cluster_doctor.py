@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from forewarn.cluster.bus import Bus
+from forewarn.cluster.node_roles import can_take_over
 from forewarn.errors import ForewarnError
 from forewarn.service.doctor import DoctorCheck
-from forewarn.service.node_roles import can_take_over
 from forewarn.web.dependencies import ControlNodeView
 from forewarn.web.node_views import NodeView, nodes_view
 
@@ -19,7 +19,7 @@ ExamineRecord = Callable[[str], Sequence[str]]  # returns what is wrong with the
 
 def record_problems(url: str) -> Sequence[str]:
     """Examine the record (PostgreSQL) at this URL; return what is wrong, as sentences. Blocks."""
-    from forewarn.store.record_report import examine_record
+    from forewarn.cluster.record_report import examine_record
 
     return examine_record(url).problems
 

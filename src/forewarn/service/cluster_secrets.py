@@ -17,14 +17,14 @@ from forewarn.auth.certificate_authority import new_certificate_authority, new_e
 from forewarn.auth.certificates import ca_certificate_path
 from forewarn.auth.client_secrets import new_secret, read_secret, write_secret
 from forewarn.auth.tokens import SigningKey
+from forewarn.cluster.nats_config import write_nats_config
+from forewarn.cluster.standby import FINGERPRINT_NAME, require_same_secrets
 from forewarn.errors import NotFound, Refused, Rejected
 from forewarn.service.data_directory import ADMIN_SECRET_FILE, TOKEN_KEY_FILE, SecretFiles
-from forewarn.service.nats_config import write_nats_config
 from forewarn.service.settings import Settings
 from forewarn.store.interface import Store
 
 SECRETS_DIRECTORY = "secrets"  # in the data directory, unless the setting `secrets` names another
-FINGERPRINT_NAME = "cluster secrets"  # of the value in the store
 _ANY_NAME = ("forewarn.invalid",)  # a CA that may sign more than loopback names may sign any
 
 
@@ -94,15 +94,6 @@ async def check_fingerprint(store: Store, fingerprint: str) -> None:
         await store.save(FINGERPRINT_NAME, fingerprint.encode())
     else:
         require_same_secrets(known, fingerprint)
-
-
-def require_same_secrets(known: bytes, fingerprint: str) -> None:
-    """Raise Refused if this node's fingerprint of the cluster's secrets differs from the stored one."""
-    if known != fingerprint.encode():
-        raise Refused(
-            "this control node has other secrets than its cluster, so tokens and certificates of one would not be "
-            "accepted by the other: copy the directory of the setting 'secrets' from another control node"
-        )
 
 
 def _files_in(directory: Path) -> SecretFiles:

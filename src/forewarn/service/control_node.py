@@ -56,11 +56,13 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from forewarn import __version__
-from forewarn.clock import FlooredClock, real_now
-from forewarn.control.control_plane import ControlPlane
-from forewarn.errors import Conflict, ForewarnError, Refused, Unavailable
-from forewarn.metrics.control_node_metrics import ControlNodeFigures
-from forewarn.service.node_roles import (
+from forewarn.base.clock import FlooredClock, real_now
+from forewarn.base.times import RealTime
+from forewarn.cluster.following import CopyPosition
+from forewarn.cluster.lease import HeldLease, LeaseState
+from forewarn.cluster.lost_commits import describe_loss
+from forewarn.cluster.metrics import ControlNodeFigures
+from forewarn.cluster.node_roles import (
     NodeRole,
     StandbyView,
     can_take_over,
@@ -72,14 +74,13 @@ from forewarn.service.node_roles import (
     takeover_text,
     was_interrupted,
 )
-from forewarn.service.standby import Standby, TakenLease
+from forewarn.cluster.record import LACKS_STANDBY, MustStop, SharedRecord
+from forewarn.cluster.replicated_store import ReplicatedStore
+from forewarn.cluster.standby import Standby, TakenLease
+from forewarn.control.control_plane import ControlPlane
+from forewarn.core.control_node import NodeRow
+from forewarn.errors import Conflict, ForewarnError, Refused, Unavailable
 from forewarn.service.wiring import ServiceStorage, write_service_entry
-from forewarn.store.following import CopyPosition
-from forewarn.store.lease import HeldLease, LeaseState
-from forewarn.store.lost_commits import describe_loss
-from forewarn.store.record import LACKS_STANDBY, MustStop, NodeRow, SharedRecord
-from forewarn.store.replicated import ReplicatedStore
-from forewarn.times import RealTime
 
 log = logging.getLogger(__name__)
 MUST_START_AGAIN_EXIT = 4  # status of a process that was deposed: its supervisor starts it again

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forewarn.errors import Refused, Rejected
-from forewarn.hypervisor.process.registry import SupervisorRecords
+from forewarn.machines.process.registry import SupervisorRecords
 from forewarn.store.purpose import StorePurpose, read_purpose
 from forewarn.store.sqlite_file import is_new_file
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forewarn.clock import read_real_time
-from forewarn.duration import duration_text
+from forewarn.base.clock import read_real_time
+from forewarn.base.duration import duration_text
 from forewarn.errors import ForewarnError
 from forewarn.service.data_directory import files_of_earlier_service
 from forewarn.service.settings import Settings

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from forewarn.errors import Rejected
-from forewarn.hypervisor.command import CommandHypervisor
-from forewarn.hypervisor.interface import Hypervisor
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.libvirt.driver import LibvirtDriver
-from forewarn.hypervisor.libvirt.session import load_libvirt
-from forewarn.hypervisor.machines.acts import MachineHypervisor
-from forewarn.hypervisor.machines.driver import MachineDriver
-from forewarn.hypervisor.machines.journal import MachineJournal
-from forewarn.hypervisor.process.hypervisor import ProcessHypervisor
-from forewarn.hypervisor.process.registry import SupervisorRegistry
-from forewarn.hypervisor.qemu.driver import QemuDriver
-from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
+from forewarn.machines.acts import MachineHypervisor
+from forewarn.machines.command import CommandHypervisor
+from forewarn.machines.driver import MachineDriver
+from forewarn.machines.interface import Hypervisor
+from forewarn.machines.journal import MachineJournal
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.libvirt.driver import LibvirtDriver
+from forewarn.machines.libvirt.session import load_libvirt
+from forewarn.machines.process.hypervisor import ProcessHypervisor
+from forewarn.machines.process.registry import SupervisorRegistry
+from forewarn.machines.qemu.driver import QemuDriver
+from forewarn.machines.simulated import SimulatedBehaviour, SimulatedHypervisor
 from forewarn.service.data_directory import DataDirectory
 from forewarn.service.settings import HypervisorKind, Settings
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from forewarn.clock import Clock
+from forewarn.base.clock import Clock
 from forewarn.control.faults import FaultService
 from forewarn.control.lab_clock import LabClockService
 from forewarn.errors import ForewarnError

@@ -16,23 +16,23 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from forewarn import __version__
+from forewarn.base.metrics_server import MetricsServer, bind_metrics_sockets
 from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.host_node import HostNode, HostNodeConfig, RulesChanged
 from forewarn.cluster.messages import NodeInfo
 from forewarn.cluster.nats_bus import NatsBus
 from forewarn.cluster.node_state import NodeState
-from forewarn.hypervisor.interface import Hypervisor
-from forewarn.hypervisor.machines.acts import MachineHypervisor
-from forewarn.hypervisor.process.registry import SupervisorRecords, SupervisorRegistry
+from forewarn.machines.acts import MachineHypervisor
+from forewarn.machines.interface import Hypervisor
+from forewarn.machines.process.registry import SupervisorRecords, SupervisorRegistry
 from forewarn.metadata.limits import raise_open_file_limit
+from forewarn.metadata.node_metrics import NodeMetrics
 from forewarn.metadata.socket_passing import SOCKETS_FILE
-from forewarn.metrics.http_server import MetricsServer, bind_metrics_sockets
-from forewarn.metrics.node_metrics import NodeMetrics
+from forewarn.metadata.workers.frontend import FrontendConfig
+from forewarn.metadata.workers.worker import event_loop_factory
 from forewarn.service.data_directory import DataDirectory
 from forewarn.service.hypervisors import open_hypervisor
 from forewarn.service.settings import Settings, SocketOwner, parse_metrics_address
-from forewarn.workers.frontend import FrontendConfig
-from forewarn.workers.worker import event_loop_factory
 
 log = logging.getLogger(__name__)
 NODE_STATE_FILE = "node.json"

@@ -21,23 +21,26 @@ from starlette.types import Receive, Scope, Send
 from forewarn.auth.certificates import ca_certificate_path
 from forewarn.auth.forwarding_tokens import ForwardingTokens
 from forewarn.auth.tokens import SigningKey
-from forewarn.clock import read_real_time, real_now
+from forewarn.base.clock import read_real_time, real_now
+from forewarn.base.metrics_server import MetricsServer
+from forewarn.base.times import RealTime
 from forewarn.cluster.bus import Bus
+from forewarn.cluster.forwarding import ForwardedCallMiddleware, ForwardingApp
 from forewarn.cluster.messages import RecordPosition
+from forewarn.cluster.metrics import ControlNodeMetrics
+from forewarn.cluster.node_app import NodeApp
+from forewarn.cluster.record import SharedRecord
+from forewarn.cluster.standby import Standby
 from forewarn.control.control_plane import ControlPlane
 from forewarn.errors import Rejected
-from forewarn.metrics.control_node_metrics import ControlNodeMetrics
-from forewarn.metrics.http_server import MetricsServer
 from forewarn.service.api_port import ApiPort, bind_api_port
 from forewarn.service.cluster_control import connect_bus, new_cluster_control
 from forewarn.service.cluster_doctor import cluster_checks
 from forewarn.service.cluster_secrets import check_fingerprint, load_cluster_secrets, secrets_fingerprint
 from forewarn.service.control_node import ControlNode, NodeTiming, end_process
 from forewarn.service.data_directory import DataDirectory, SecretFiles
-from forewarn.service.node_app import NodeApp
 from forewarn.service.service import Service, owner_name, web_dependencies
 from forewarn.service.settings import Settings
-from forewarn.service.standby import Standby
 from forewarn.service.web_app import build_web_app
 from forewarn.service.web_server import make_operator_server
 from forewarn.service.wiring import (
@@ -47,9 +50,6 @@ from forewarn.service.wiring import (
     start_service,
     without_garbage_collection,
 )
-from forewarn.store.record import SharedRecord
-from forewarn.times import RealTime
-from forewarn.web.forwarding import ForwardedCallMiddleware, ForwardingApp
 from forewarn.web.node_views import nodes_view
 from forewarn.web.routing import API_PREFIX
 from forewarn.web.server import ServingState, serve_unix
@@ -66,7 +66,7 @@ OpenRecord = Callable[[str], SharedRecord]  # connects to the record at a URL; b
 def open_postgres_record(url: str) -> SharedRecord:
     """Connect to the record that control nodes share, in PostgreSQL; blocks. The caller closes it."""
     try:
-        from forewarn.store.postgres_record import open_record
+        from forewarn.cluster.postgres_record import open_record
     except ModuleNotFoundError as error:
         raise Rejected(
             "setting 'store' needs psycopg, which is not installed: pip install 'forewarn[server,cluster]'"

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from forewarn.metadata.limits import raise_open_file_limit
+from forewarn.metadata.workers.worker import event_loop_factory
 from forewarn.service.node_wiring import ControlNodeProcess, running_control_node
 from forewarn.service.service import Service
 from forewarn.service.settings import Settings
 from forewarn.service.wiring import DRAIN_TIMEOUT_S, running_service, without_garbage_collection
-from forewarn.workers.worker import event_loop_factory
 
 _log = logging.getLogger(__name__)
 

@@ -19,15 +19,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from forewarn.base.http_client import HttpClient, LocalTargets
 from forewarn.cluster.bus import DEFAULT_PREFIX
 from forewarn.cluster.nats_bus import NatsSettings, check_nats
 from forewarn.core.decision import EnablementMode, Policy
 from forewarn.errors import Rejected
-from forewarn.http_client import HttpClient, LocalTargets
-from forewarn.hypervisor.command import CommandSpec, check_commands
-from forewarn.hypervisor.libvirt.connection import LibvirtSettings, check_libvirt
-from forewarn.hypervisor.machines.acts import MachinePolicy
-from forewarn.hypervisor.qemu.definition import QemuSettings, check_qemu
+from forewarn.machines.acts import MachinePolicy
+from forewarn.machines.command import CommandSpec, check_commands
+from forewarn.machines.libvirt.connection import LibvirtSettings, check_libvirt
+from forewarn.machines.qemu.definition import QemuSettings, check_qemu
 from forewarn.metadata import ListenerSpec
 from forewarn.metadata.listener_config import is_ip_address, parse_listen_address, parse_listeners
 from forewarn.protocol.versions import ALL_VERSIONS, VERSIONS, UnknownVersionPolicy, check_location_versions

@@ -16,21 +16,21 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forewarn.api.errors import error_response, make_error_response
-from forewarn.api.routes import ROUTES, api_routes
-from forewarn.arm.routes import arm_routes
+from forewarn.base.metrics_server import METRICS_CONTENT_TYPE
+from forewarn.control.directory import FleetDirectory
 from forewarn.core.access import Principal, Right, owner_principal
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.errors import NotFound, Unauthenticated
-from forewarn.metrics.http_server import METRICS_CONTENT_TYPE
-from forewarn.portal.browser_security import SecurityHeadersMiddleware
-from forewarn.portal.context import PORTAL_PREFIX, SessionAuthenticator
-from forewarn.portal.routes import portal_routes
+from forewarn.web.api_errors import error_response, make_error_response
+from forewarn.web.api_routes import ROUTES, api_routes
+from forewarn.web.arm.routes import arm_routes
 from forewarn.web.authentication import Authenticate
 from forewarn.web.context import ContextFactory, RequestContext
 from forewarn.web.dependencies import Dependencies
-from forewarn.web.directory import FleetDirectory
 from forewarn.web.pipeline import run_request
+from forewarn.web.portal.browser_security import SecurityHeadersMiddleware
+from forewarn.web.portal.context import PORTAL_PREFIX, SessionAuthenticator
+from forewarn.web.portal.routes import portal_routes
 from forewarn.web.routing import API_PREFIX
 from forewarn.web.server import is_loopback_address
 

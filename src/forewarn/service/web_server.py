@@ -20,12 +20,10 @@ from forewarn.auth.external_issuer import ExternalIssuer
 from forewarn.auth.sessions import SessionIssuer, SignInLinks
 from forewarn.auth.token_service import TokenService
 from forewarn.auth.tokens import SigningKey, TokenIssuer
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
+from forewarn.cluster.forwarding import forwarded_owner
+from forewarn.control.directory import FleetDirectory
 from forewarn.core.access import ADMIN_CLIENT_ID, Principal
-from forewarn.portal.browser_security import PORTAL_HOME
-from forewarn.portal.context import CurrentSession
-from forewarn.portal.session import SessionManager
-from forewarn.portal.sign_in import ONE_TIME_LINK_PATH, sign_in_routes
 from forewarn.service.api_port import ApiPort, bind_api_port
 from forewarn.service.data_directory import DataDirectory, SecretFiles
 from forewarn.service.first_start import ensure_admin_client, load_or_create_tenant_id
@@ -35,8 +33,10 @@ from forewarn.store.interface import Store
 from forewarn.web.authentication import BearerAuthenticator
 from forewarn.web.connection_slots import claim_connection
 from forewarn.web.dependencies import Dependencies
-from forewarn.web.directory import FleetDirectory
-from forewarn.web.forwarding import forwarded_owner
+from forewarn.web.portal.browser_security import PORTAL_HOME
+from forewarn.web.portal.context import CurrentSession
+from forewarn.web.portal.session import SessionManager
+from forewarn.web.portal.sign_in import ONE_TIME_LINK_PATH, sign_in_routes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

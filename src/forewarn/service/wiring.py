@@ -22,9 +22,12 @@ import msgspec
 
 from forewarn import __version__
 from forewarn.auth.token_service import VmTokens
-from forewarn.clock import Clock, LabClock, SystemClock
+from forewarn.base.clock import Clock, LabClock, SystemClock
+from forewarn.base.metrics_server import MetricsServer, bind_metrics_sockets
+from forewarn.base.unix_socket import bind_unix_socket
 from forewarn.cluster.control_side import ClusterControl
 from forewarn.control.control_plane import ControlInputs, ControlPlane
+from forewarn.control.directory import FleetDirectory
 from forewarn.control.lab_clock import load_clock_setting
 from forewarn.core.commit import Commit, SavedValue
 from forewarn.core.decision import DecisionContext, EnablementMode
@@ -33,14 +36,13 @@ from forewarn.core.fleet import Vm
 from forewarn.core.history import SERVICE_STARTED, SERVICE_STOPPED, EntryKind, HistoryEntry
 from forewarn.core.scope import Scope, enable_scope, scope_idle_at
 from forewarn.errors import ForewarnError
-from forewarn.hypervisor.interface import Hypervisor
-from forewarn.hypervisor.machines.acts import MachineHypervisor
-from forewarn.hypervisor.process.registry import SupervisorRecords, SupervisorRegistry
-from forewarn.hypervisor.process.server import StopListening, SupervisorServer
-from forewarn.hypervisor.process.starter import ProgramStarter
-from forewarn.metrics.http_server import MetricsServer, bind_metrics_sockets
-from forewarn.metrics.node_metrics import HostNodesCollector
-from forewarn.metrics.service_metrics import ServiceMetrics
+from forewarn.machines.acts import MachineHypervisor
+from forewarn.machines.interface import Hypervisor
+from forewarn.machines.process.registry import SupervisorRecords, SupervisorRegistry
+from forewarn.machines.process.server import StopListening, SupervisorServer
+from forewarn.machines.process.starter import ProgramStarter
+from forewarn.metadata.node_metrics import HostNodesCollector
+from forewarn.metadata.workers.publisher import GuestBackend, MetadataPublisher
 from forewarn.service.cluster_control import open_cluster_control
 from forewarn.service.data_directory import DataDirectory
 from forewarn.service.first_start import apply_initial_fleet
@@ -62,12 +64,10 @@ from forewarn.store.epochs import RENEWAL_NAME, read_renewal
 from forewarn.store.interface import Store
 from forewarn.store.purpose import StorePurpose, mark_purpose
 from forewarn.store.sqlite import SqliteStore
-from forewarn.unix_socket import bind_unix_socket
-from forewarn.web.directory import FleetDirectory
+from forewarn.web.metrics import ServiceMetrics
 from forewarn.web.polling_report import PollingReport, polling_report
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.server import serve_unix
-from forewarn.workers.publisher import GuestBackend, MetadataPublisher
 
 log = logging.getLogger(__name__)
 DRAIN_TIMEOUT_S = 5.0  # for requests in progress when the service stops

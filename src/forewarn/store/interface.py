@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from forewarn.base.times import LabTime, RealTime
 from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
@@ -18,7 +19,6 @@ from forewarn.core.maintenance_configuration import ConfigurationAssignment, Mai
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
-from forewarn.times import LabTime, RealTime
 
 T = TypeVar("T")
 # Names of saved values that a store must know.

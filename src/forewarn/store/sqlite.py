@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from forewarn.auth.claims import Claims, InvalidToken, quote_excerpt
 from forewarn.auth.client_secrets import hash_secret, new_secret, secret_fingerprint, secret_matches
 from forewarn.auth.token_service import TokenService
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 from forewarn.core.access import Principal, RegisteredClient, client_principal
 from forewarn.errors import Remedy, Unauthenticated
 from forewarn.store.interface import Store

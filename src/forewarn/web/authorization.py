@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from forewarn.control.directory import FleetDirectory, IndexedVm
 from forewarn.core.access import Grant, Principal, Right, client_principal
 from forewarn.core.event import Event
 from forewarn.core.faults import hide_faults
@@ -17,7 +18,6 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.resource_ids import ROOT_RESOURCE, is_within_resource, vm_resource_id
 from forewarn.store.interface import Store
-from forewarn.web.directory import FleetDirectory, IndexedVm
 
 
 class VisibleDirectory:

@@ -12,7 +12,9 @@ from itertools import chain
 
 from starlette.requests import Request as HttpRequest
 
+from forewarn.base.wording import did_you_mean
 from forewarn.control.control_plane import ControlPlane
+from forewarn.control.directory import FleetDirectory
 from forewarn.core.access import Principal, Right, role_granting
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState
@@ -25,8 +27,6 @@ from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Remedy, Unav
 from forewarn.store.interface import Store
 from forewarn.web.authorization import Visibility, VisibleDirectory
 from forewarn.web.dependencies import Dependencies
-from forewarn.web.directory import FleetDirectory
-from forewarn.wording import did_you_mean
 
 log = logging.getLogger(__name__)
 MIN_ID_PREFIX = 4  # characters of an event id that a caller must give

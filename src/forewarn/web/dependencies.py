@@ -10,13 +10,13 @@ from weakref import WeakValueDictionary
 
 from forewarn.auth.sessions import SignInLinks
 from forewarn.auth.token_service import TokenService
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 from forewarn.control.control_plane import ControlPlane
+from forewarn.core.control_node import NodeRow
+from forewarn.core.explain.polling import PollingPace
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EventDelivery
-from forewarn.explain.polling import PollingPace
 from forewarn.protocol.exchange import EndpointRules
-from forewarn.store.record import NodeRow
 from forewarn.web.connection_slots import ConnectionShares
 
 

@@ -1,6 +1,6 @@
 """Collects the records that explain a VM, event, host, scope or request, as the caller may see them.
 
-`forewarn.explain` words the explanations; it does not read the store.
+`forewarn.core.explain` words the explanations; it does not read the store.
 """
 
 from __future__ import annotations
@@ -9,16 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
+from forewarn.base.duration import duration_text
+from forewarn.base.times import timestamp
 from forewarn.core.event import Event, EventState
-from forewarn.core.faults import Fault, FaultCategory
-from forewarn.core.fleet import Host, Vm, vm_key_in_scope
-from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
-from forewarn.core.release import StartWait
-from forewarn.core.request import MaintenanceRequest
-from forewarn.core.scope import Scope, scope_title, scope_title_of_vm
-from forewarn.core.waves import settles_until
-from forewarn.duration import duration_text
-from forewarn.explain.explanation import (
+from forewarn.core.explain.explanation import (
     Explanation,
     ExplanationLine,
     ScopeFacts,
@@ -27,7 +21,7 @@ from forewarn.explain.explanation import (
     vm_explanation,
     vm_name,
 )
-from forewarn.explain.status import (
+from forewarn.core.explain.status import (
     EventWithFacts,
     RolloutProgress,
     host_explanation,
@@ -36,8 +30,14 @@ from forewarn.explain.status import (
     rollout_title,
     scope_explanation,
 )
+from forewarn.core.faults import Fault, FaultCategory
+from forewarn.core.fleet import Host, Vm, vm_key_in_scope
+from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
+from forewarn.core.release import StartWait
+from forewarn.core.request import MaintenanceRequest
+from forewarn.core.scope import Scope, scope_title, scope_title_of_vm
+from forewarn.core.waves import settles_until
 from forewarn.store.interface import LastPoll
-from forewarn.times import timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.lab_views import fault_remaining_s, refresh_faults
 from forewarn.web.polling_report import silent_seconds

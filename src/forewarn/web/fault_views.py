@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forewarn.times import Timestamp
+from forewarn.base.times import Timestamp
 from forewarn.web.views import BaseView
 
 

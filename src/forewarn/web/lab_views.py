@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
+from forewarn.base.times import timestamp
 from forewarn.core.faults import FAULT_DEFINITIONS, Fault, FaultCategory, FaultDefinition, FaultKind, FaultStorm
 from forewarn.core.replay import describe_step
 from forewarn.core.request import MaintenanceRequest
 from forewarn.errors import Unavailable
-from forewarn.times import timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.fault_views import FaultKindView, FaultParameterView, FaultsView, FaultView, StormFaultView, StormView
 from forewarn.web.views import ReplayView

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from forewarn.store.record import NodeRow
+from forewarn.core.control_node import NodeRow
 from forewarn.web.dependencies import ControlNodeView
 
 SILENT_AFTER_S = 10.0  # a node that has not described itself for longer is shown as silent

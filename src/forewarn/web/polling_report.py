@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from forewarn.control.directory import FleetDirectory
 from forewarn.core.event import Event, EventState
-from forewarn.core.fleet import PowerState, vm_key_in_scope
-from forewarn.explain.polling import (
+from forewarn.core.explain.polling import (
     EventAwareness,
     PollingPace,
     PollingState,
@@ -24,8 +24,8 @@ from forewarn.explain.polling import (
     polling_state,
     vms_given_before_start,
 )
+from forewarn.core.fleet import PowerState, vm_key_in_scope
 from forewarn.store.interface import LastPoll, Store
-from forewarn.web.directory import FleetDirectory
 
 PaceLookup = Callable[[str], PollingPace | None]  # by VM key; None for a VM that never polled
 PacesByScope = Callable[[], Iterable[tuple[str, PollingPace]]]  # scope id and pace of each VM that ever polled

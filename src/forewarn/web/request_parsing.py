@@ -15,11 +15,11 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from forewarn.base.times import decode_time
+from forewarn.base.wording import did_you_mean
 from forewarn.core.limits import DurationSeconds, Name, NonEmptyText, Number
 from forewarn.core.request import RequestKey
 from forewarn.errors import Rejected
-from forewarn.times import decode_time
-from forewarn.wording import did_you_mean
 
 T = TypeVar("T", bound=msgspec.Struct)
 _ERROR_LOCATION = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*?)`)?$", re.DOTALL)

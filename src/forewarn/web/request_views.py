@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from forewarn.base.times import timestamp
+from forewarn.base.wording import first_names
 from forewarn.control.rollouts import RolloutSnapshot
 from forewarn.core.cause import verb_noun
 from forewarn.core.event import Event, EventState
+from forewarn.core.explain.rollout_plan import RolloutForecast
 from forewarn.core.history import EntryKind
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation, Rollout, RolloutState
 from forewarn.core.request_state import RequestState, request_state
@@ -16,13 +19,10 @@ from forewarn.core.rollout import remaining_vms
 from forewarn.core.scope import scope_title, scope_title_from_id
 from forewarn.core.waves import rollout_target_text, settles_until, settling_text, wave_specs
 from forewarn.core.windows import calendar_text
-from forewarn.explain.rollout_plan import RolloutForecast
-from forewarn.times import timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.rollout_views import RolloutView
 from forewarn.web.view_builder import ViewBuilder, request_view
 from forewarn.web.views import RequestStatusView
-from forewarn.wording import first_names
 
 
 def replaced_event_ids(events: list[Event]) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from forewarn.base.times import Timestamp
 from forewarn.core.request import RolloutTally
-from forewarn.times import Timestamp
 from forewarn.web.views import BaseView, EventView
 
 

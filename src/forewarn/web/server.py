@@ -24,9 +24,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from forewarn.base.http_client import AEAD_CIPHERS
+from forewarn.base.unix_socket import PeerCredentials, bind_unix_socket, peer_refusal
 from forewarn.errors import Forbidden, ForewarnError
-from forewarn.http_client import AEAD_CIPHERS
-from forewarn.unix_socket import PeerCredentials, bind_unix_socket, peer_refusal
 from forewarn.web.connection_slots import (
     LOCAL_GROUP,
     ConnectionShares,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from forewarn.base.times import Timestamp, timestamp
 from forewarn.core.limits import CalendarTexts, DurationSeconds, WholeNumber
 from forewarn.core.request import RolloutImpact
 from forewarn.core.standing_order import StandingOrder, due_at, late_at
 from forewarn.core.windows import calendar_text, make_calendar
 from forewarn.errors import Rejected
-from forewarn.times import Timestamp, timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import StrictBody
 from forewarn.web.views import BaseView

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from forewarn.base.times import timestamp
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.release import StartWait, WaitReason, describe_gate_wait, start_wait, waits_only_for_gate
 from forewarn.core.request import MaintenanceRequest
 from forewarn.core.scope import Scope, scope_title, scope_title_of_vm
 from forewarn.store.interface import LastPoll
-from forewarn.times import timestamp
 from forewarn.web.context import RequestContext
 from forewarn.web.dependencies import VmSupervisorInfo
 from forewarn.web.polling_report import iterate_cooperatively, silent_seconds

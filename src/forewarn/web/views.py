@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
+from forewarn.base.times import Timestamp, timestamp
 from forewarn.core.fleet import AutoApproval
 from forewarn.core.fleetfile.problems import FleetFileProblem
 from forewarn.core.history import HistoryEntry
-from forewarn.times import Timestamp, timestamp
 
 
 class BaseView(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from forewarn.errors import Refused
-from forewarn.hypervisor.interface import ActNotTried
-from forewarn.hypervisor.libvirt.connection import LibvirtConnection, LibvirtHost
-from forewarn.hypervisor.libvirt.definition_copies import DefinitionCopies
-from forewarn.hypervisor.libvirt.definitions import copy_all_definitions
-from forewarn.hypervisor.libvirt.domain_xml import MovedDomain
-from forewarn.hypervisor.libvirt.driver import LibvirtDriver
-from forewarn.hypervisor.libvirt.session import LibvirtSession
-from forewarn.hypervisor.machines.capacity import HostCapacityMonitor
-from forewarn.hypervisor.machines.driver import VmNeeds
+from forewarn.machines.driver import VmNeeds
+from forewarn.machines.host_capacity import HostCapacityMonitor
+from forewarn.machines.interface import ActNotTried
+from forewarn.machines.libvirt.connection import LibvirtConnection, LibvirtHost
+from forewarn.machines.libvirt.definition_copies import DefinitionCopies
+from forewarn.machines.libvirt.definitions import copy_all_definitions
+from forewarn.machines.libvirt.domain_xml import MovedDomain
+from forewarn.machines.libvirt.driver import LibvirtDriver
+from forewarn.machines.libvirt.session import LibvirtSession
 from tests.support.fake_libvirt import DEFINITION, FakeConnection, FakeDomain, FakeLibvirt, Moment
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from forewarn.core.fleetfile.reader import read_fleet_file
 from forewarn.errors import Rejected
-from forewarn.hypervisor.libvirt.connection import LibvirtHost, LibvirtSettings, check_libvirt
+from forewarn.machines.libvirt.connection import LibvirtHost, LibvirtSettings, check_libvirt
 from forewarn.service.settings import HypervisorKind, load_settings
 
 GUIDES = Path(__file__).parents[3] / "docs" / "how-to"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
-from forewarn.hypervisor.libvirt.domain_state import (
+from forewarn.machines.driver import MachineState
+from forewarn.machines.libvirt.domain_state import (
     ChangeKind,
     DomainStatus,
     ListedDomain,
@@ -13,8 +14,7 @@ from forewarn.hypervisor.libvirt.domain_state import (
     machine_state,
     observed_machine,
 )
-from forewarn.hypervisor.libvirt.domain_xml import MoveMark
-from forewarn.hypervisor.machines.driver import MachineState
+from forewarn.machines.libvirt.domain_xml import MoveMark
 
 RUNNING, BLOCKED, PAUSED, SHUTTING_DOWN, OFF, CRASHED, SLEEPING = range(1, 8)
 BY_USER, BY_MIGRATION, BY_DISK, BY_CRASH = 1, 2, 5, 10

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forewarn.errors import Rejected
-from forewarn.hypervisor.libvirt.domain_xml import (
+from forewarn.machines.driver import MachineMark
+from forewarn.machines.libvirt.domain_xml import (
     DomainDisk,
     DomainInterface,
     MoveMark,
@@ -21,7 +22,6 @@ from forewarn.hypervisor.libvirt.domain_xml import (
     pool_directory,
     with_own_metadata,
 )
-from forewarn.hypervisor.machines.driver import MachineMark
 
 DOMAIN = """
 <domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>

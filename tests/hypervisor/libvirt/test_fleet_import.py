@@ -8,8 +8,8 @@ import pytest
 
 from forewarn.core.fleetfile.reader import read_fleet_file
 from forewarn.errors import Rejected
-from forewarn.hypervisor.libvirt.domain_xml import DomainDefinition, DomainDisk, DomainInterface
-from forewarn.hypervisor.libvirt.fleet_import import (
+from forewarn.machines.libvirt.domain_xml import DomainDefinition, DomainDisk, DomainInterface
+from forewarn.machines.libvirt.fleet_import import (
     ImportedHost,
     ImportedVm,
     plan_import,

@@ -9,11 +9,11 @@ from itertools import combinations_with_replacement
 
 import pytest
 
-from forewarn.hypervisor.libvirt.connection import LibvirtConnection, LibvirtHost
-from forewarn.hypervisor.libvirt.domain_state import machine_state
-from forewarn.hypervisor.libvirt.failure import OPERATION_TIMEOUT, LibvirtFailure
-from forewarn.hypervisor.libvirt.session import LibvirtSession
-from forewarn.hypervisor.machines.driver import HostUnreachable, MachineState
+from forewarn.machines.driver import HostUnreachable, MachineState
+from forewarn.machines.libvirt.connection import LibvirtConnection, LibvirtHost
+from forewarn.machines.libvirt.domain_state import machine_state
+from forewarn.machines.libvirt.failure import OPERATION_TIMEOUT, LibvirtFailure
+from forewarn.machines.libvirt.session import LibvirtSession
 from tests.support.fake_libvirt import DOMAIN, FakeConnection, FakeDomain, FakeLibvirt, Moment
 
 RUNNING, PAUSED, OFF = 1, 3, 5

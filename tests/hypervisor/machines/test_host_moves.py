@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from forewarn.cluster.move_plan import MoveProgress, StepOrder, next_step
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.machines.acts import MachineHypervisor
-from forewarn.hypervisor.machines.driver import MachineState
-from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, SteppedHypervisor, StepReport
+from forewarn.machines.acts import MachineHypervisor
+from forewarn.machines.driver import MachineState
+from forewarn.machines.interface import ActDone, ActUnderWay
+from forewarn.machines.moves import MoveHandover, MoveRelease, MoveStep, SteppedHypervisor, StepReport
 from tests.support.disturbed_calls import Disturbance, DisturbedCalls, ServiceKilled
 from tests.support.fake_machines import FakeBehaviour, FakeHosts, FakeMachines
 from tests.support.machine_acts import POLICY, START, DisturbedJournal, machine_act

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from forewarn.core.cause import Verb
-from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
-from forewarn.hypervisor.machines.driver import MachineState
+from forewarn.machines.driver import MachineState
+from forewarn.machines.interface import ActDone, ActNotTried, ActUnderWay
 from tests.support.fake_machines import FakeBehaviour
 from tests.support.machine_acts import START, MachineSite, machine_act
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from forewarn.core.cause import Verb
-from forewarn.hypervisor.capacity import CapacityHypervisor, destination_hints
-from forewarn.hypervisor.interface import ActDone
-from forewarn.hypervisor.machines.acts import MachineHypervisor
-from forewarn.hypervisor.machines.capacity import HostCapacityMonitor
-from forewarn.hypervisor.machines.driver import FreeCapacity, MachineState
+from forewarn.machines.acts import MachineHypervisor
+from forewarn.machines.capacity import CapacityHypervisor, destination_hints
+from forewarn.machines.driver import FreeCapacity, MachineState
+from forewarn.machines.host_capacity import HostCapacityMonitor
+from forewarn.machines.interface import ActDone
 from tests.support.fake_machines import FakeMachines
 from tests.support.machine_acts import MachineSite, machine_act
 

@@ -9,9 +9,9 @@ import pytest
 from forewarn.conformance.hypervisor import HypervisorConformance
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.hypervisor.machines.acts import MachineHypervisor
-from forewarn.hypervisor.machines.driver import MachineState
-from forewarn.hypervisor.machines.journal import MachineJournal
+from forewarn.machines.acts import MachineHypervisor
+from forewarn.machines.driver import MachineState
+from forewarn.machines.journal import MachineJournal
 from tests.support.machine_acts import MachineSite, machine_act
 
 

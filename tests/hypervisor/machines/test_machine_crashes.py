@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from forewarn.core.cause import Verb
-from forewarn.hypervisor.machines.driver import MachineState
+from forewarn.machines.driver import MachineState
 from tests.support.disturbed_calls import Disturbance, DisturbedCalls
 from tests.support.fake_machines import FakeBehaviour
 from tests.support.machine_acts import MachineSite, machine_act

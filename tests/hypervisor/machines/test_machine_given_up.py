@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from forewarn.core.cause import Verb
-from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
-from forewarn.hypervisor.machines.driver import MachineState
+from forewarn.machines.driver import MachineState
+from forewarn.machines.interface import ActDone, ActNotTried, ActUnderWay
 from tests.support.disturbed_calls import Disturbance, DisturbedCalls
 from tests.support.machine_acts import MachineSite, machine_act
 

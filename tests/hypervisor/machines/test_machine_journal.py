@@ -10,9 +10,9 @@ import pytest
 
 from forewarn.core.cause import Verb
 from forewarn.errors import Rejected
-from forewarn.hypervisor.interface import ActNotTried
-from forewarn.hypervisor.machines.journal import MachineJournal
-from forewarn.hypervisor.machines.steps import Enter, MachineActRecord, Release, Step, StepEntry
+from forewarn.machines.interface import ActNotTried
+from forewarn.machines.journal import MachineJournal
+from forewarn.machines.steps import Enter, MachineActRecord, Release, Step, StepEntry
 
 DAY_S = 24 * 3600.0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from forewarn.core.cause import Verb
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.machines.driver import MachineState
+from forewarn.machines.driver import MachineState
+from forewarn.machines.interface import ActDone, ActUnderWay
 from tests.support.machine_acts import MachineSite, machine_act
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from forewarn.core.cause import Verb
-from forewarn.hypervisor.machines.driver import MachineState
-from forewarn.hypervisor.machines.move import next_move
-from forewarn.hypervisor.machines.steps import (
+from forewarn.machines.driver import MachineState
+from forewarn.machines.move import next_move
+from forewarn.machines.steps import (
     Decision,
     Do,
     End,

@@ -20,7 +20,7 @@ def _die() -> None:
 
 
 def _die_around_operation(when: str, name: str) -> None:
-    from forewarn.hypervisor.qemu.driver import QemuDriver
+    from forewarn.machines.qemu.driver import QemuDriver
 
     operation = getattr(QemuDriver, name)
 
@@ -47,7 +47,7 @@ def _die_after(owner: type, name: str, condition: Callable[..., bool]) -> None:
 
 def _never_complete_definitions() -> None:
     """Let definitions be written for ever, as by a disk that is slower than QEMU."""
-    from forewarn.hypervisor.qemu import definition_writes
+    from forewarn.machines.qemu import definition_writes
 
     def write(path: Path, data: bytes) -> None:
         path.with_name(f"{path.name}.new").write_bytes(data)
@@ -57,8 +57,8 @@ def _never_complete_definitions() -> None:
 
 
 def _install(point: str) -> None:
-    from forewarn.hypervisor.machines.journal import MachineJournal
-    from forewarn.hypervisor.qemu.instance import QemuInstance
+    from forewarn.machines.journal import MachineJournal
+    from forewarn.machines.qemu.instance import QemuInstance
 
     when, _, name = point.partition(":")
     if when == "spawned":

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from forewarn.agent.model import Event, StepContext, StepPhase
 from forewarn.agent.reactions.options import BadOption
-from forewarn.duration import exact_duration_text
+from forewarn.base.duration import exact_duration_text
 
 
 def event_sentence(context: StepContext) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 from forewarn.agent.model import StepContext, StepOutcome, StepPhase
 from forewarn.agent.reactions.event_text import event_facts, event_sentence
 from forewarn.agent.reactions.options import RawOptions, ReactionKind, read_path
-from forewarn.clock import read_real_time
-from forewarn.times import time_text
+from forewarn.base.clock import read_real_time
+from forewarn.base.times import time_text
 
 SYSTEMD_JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
 _PRIORITY_WARNING, _PRIORITY_NOTICE = "4", "5"

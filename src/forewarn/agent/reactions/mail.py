@@ -29,7 +29,7 @@ from forewarn.agent.reactions.options import (
     read_texts,
 )
 from forewarn.agent.reactions.step_context import reserve_s
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 from forewarn.errors import Rejected, Unavailable
 
 _SmtpSecurity = Literal["starttls", "tls", "none"]  # how the connection is encrypted

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from forewarn.agent.model import Reaction
-from forewarn.duration import parse_duration
+from forewarn.base.duration import parse_duration
 from forewarn.errors import Rejected, Unavailable
 
 

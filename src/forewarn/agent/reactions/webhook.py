@@ -22,7 +22,7 @@ from forewarn.agent.reactions.options import (
     read_required_text,
     read_secret,
 )
-from forewarn.clock import read_real_time
+from forewarn.base.clock import read_real_time
 
 _CLOUD_EVENT_TYPES = {StepPhase.DO: "Forewarn.Agent.EventNoticed", StepPhase.UNDO: "Forewarn.Agent.EventGone"}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from forewarn.base.wording import similar_names
 from forewarn.core.fleet import MAX_FLEXIBLE_SET, MAX_PLACEMENT_GROUP, Host, Vm
 from forewarn.core.fleetfile import tables
 from forewarn.core.fleetfile.expansion import VmBatch
 from forewarn.core.fleetfile.parser import ParsedTable
 from forewarn.core.fleetfile.problems import ProblemCollector
-from forewarn.wording import similar_names
 
 
 def check_hosts(hosts: list[tuple[Host, ParsedTable[tables.HostsTable]]], problems: ProblemCollector) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from forewarn.base.wording import similar_names
 from forewarn.core.fleet import AutoApproval, Orchestration, Vm
 from forewarn.core.fleetfile import tables
 from forewarn.core.fleetfile.naming import plain_name_error
 from forewarn.core.fleetfile.parser import ParsedFleetFile, ParsedTable
 from forewarn.core.fleetfile.problems import ProblemCollector
-from forewarn.wording import similar_names
 
 _GUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 # The keys by which a [[vms]] table names its parent.

@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar, cast, get_args
 
 import msgspec
 
+from forewarn.base.tomlfile import InvalidToml, TomlLineIndex, TomlPath, index_lines, load_toml
 from forewarn.core.fleetfile import tables
 from forewarn.core.fleetfile.problems import ProblemCollector
-from forewarn.tomlfile import InvalidToml, TomlLineIndex, TomlPath, index_lines, load_toml
 
 T = TypeVar("T", bound=msgspec.Struct)
 T_co = TypeVar("T_co", bound=msgspec.Struct, covariant=True)

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from forewarn.errors import Rejected
-from forewarn.hypervisor.qemu.qmp import require_qmp
+from forewarn.machines.qemu.qmp import require_qmp
 
 # Each program that building or running a guest needs, and Debian's package that has it.
 _PACKAGES = {

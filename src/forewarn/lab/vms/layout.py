@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from forewarn.hypervisor.qemu.definition import QemuHost, option_text
 from forewarn.lab.vms.image import GuestImage
+from forewarn.machines.qemu.definition import QemuHost, option_text
 
 HOSTS = ("host-1", "host-2")
 GUESTS = ("web-0", "web-1")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from contextlib import suppress
 
-from forewarn.hypervisor.machines.driver import MachineState
-from forewarn.hypervisor.qemu.driver import QemuDriver
 from forewarn.lab.vms.layout import GUESTS, HOSTS, VmLab, first_host
+from forewarn.machines.driver import MachineState
+from forewarn.machines.qemu.driver import QemuDriver
 
 # What the service of a lab leaves beside its keys in tls; two of them if it ran in the background.
 _SERVICE_FILES = ("admin.secret", "detached.json", "lock", "new-store", "service.log")

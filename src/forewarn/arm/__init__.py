@@ -1,5 +1,0 @@
-"""The Azure Resource Manager facade: its maintenance routes, so that Azure's clients work unchanged.
-
-Only this package knows Azure's spelling and error codes. It may import web and what is below it, never api or portal;
-every change goes through control. Start with `routes`, then `routing`.
-"""

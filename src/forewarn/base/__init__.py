@@ -1,0 +1,1 @@
+"""What every room may use: clocks, durations, wording of sentences, HTTP, sockets. Imports only `forewarn.errors`."""

@@ -1,5 +1,0 @@
-"""Explains to people what happened and why, what is pending, and what a request would do.
-
-Pure, like `core`: everything is computed from events, history entries and deliveries that the caller has read.
-Imports only `core`, `protocol` and the leaf modules; `core` never imports this package. Start with `explanation`.
-"""

@@ -1,6 +1,0 @@
-"""QEMU without libvirt: VMs are files with a QEMU command, driven over QMP.
-
-`driver` implements `forewarn.hypervisor.machines.driver.MachineDriver`; `definition` reads a VM's file, `instance` has
-the files and the process of a VM on one host, `qmp` the connection to its monitor. May import `core`, `machines.driver`
-and leaf modules. Start reading at `driver`.
-"""

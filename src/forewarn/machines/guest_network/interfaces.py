@@ -1,0 +1,186 @@
+"""Parses which VM has which network device on this host, from options and a TOML file. Pure."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from ipaddress import AddressValueError, IPv4Address
+from typing import Any
+
+from forewarn.base.tomlfile import error_line, index_lines
+from forewarn.errors import Rejected
+
+_DEVICE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}")  # IFNAMSIZ; nft reads `*` as a pattern
+_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+_INTERFACE_KEYS = ("vm", "tap", "port", "mac", "addresses", "mark")
+_FILE_KEYS = ("interfaces", "libvirt")
+_MAX_MARK = 0xFFFFFFFF
+_LINK_LOCAL_PREFIX = "169.254."
+
+
+class Attachment(StrEnum):
+    """How the device of a VM is connected to the host: `tap` or `port`."""
+
+    TAP = "tap"  # routed: the device is in no bridge
+    PORT = "port"  # the device is a port of a Linux bridge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmInterface:
+    """One network device on this host that belongs to one VM, as an option, a file or libvirt names it."""
+
+    vm: str  # the VM's name, as the source writes it
+    device: str  # the name of the device on the host
+    attachment: Attachment
+    mac: str = ""  # of the VM, in lower case; "": not known
+    addresses: tuple[str, ...] = ()  # IPv4 addresses of the VM; empty: not known
+    mark: int = 0  # the firewall mark that the operator chose; 0: `build_plan` chooses it
+    source: str = ""  # the file or libvirt URI that names it; "": options of the command
+
+    @property
+    def title(self) -> str:
+        """The interface in messages: `port vnet3 of VM web-0`."""
+        return f"{self.attachment} {self.device} of VM {self.vm}"
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceFile:
+    """The content of a user's TOML file: interfaces, and the URIs of libvirt whose running domains to add."""
+
+    interfaces: tuple[VmInterface, ...]  # in the order of the file
+    libvirt_uris: tuple[str, ...]  # in the order of the file
+
+
+def parse_option(text: str, attachment: Attachment) -> VmInterface:
+    """Return the interface of an option such as `web-0=vnet3,mac=52:54:00:00:00:01,ip=10.0.0.11`."""
+    vm, _, rest = text.partition("=")
+    device, *settings = rest.split(",")
+    example = "web-0=tap-web0" if attachment is Attachment.TAP else "web-0=vnet3,mac=52:54:00:00:00:01,ip=10.0.0.11"
+    if not vm.strip() or not device.strip():
+        raise Rejected(f"--{attachment} {text!r} does not name a VM and a device: write --{attachment} {example}")
+    mac, addresses = "", []
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key.strip() == "mac":
+            mac = value
+        elif key.strip() == "ip":
+            addresses.append(value)
+        else:
+            raise Rejected(f"--{attachment} {text!r}: {setting!r} is unknown: write mac=… or ip=…")
+    return checked_interface(vm=vm, device=device, attachment=attachment, mac=mac, addresses=addresses)
+
+
+def parse_interface_file(text: str, path: str) -> InterfaceFile:
+    """Return the interfaces and libvirt URIs in the text of a TOML file; `path` only names it in messages."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Rejected(f"{path}:{error_line(str(error), text)}: this is not TOML: {error}") from error
+    lines = index_lines(text)
+    for key in data:
+        if key not in _FILE_KEYS:
+            raise Rejected(f"{path}:{lines.line_of((key,))}: {key!r} is unknown: write [[interfaces]] or libvirt = …")
+    tables = data.get("interfaces", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise Rejected(f"{path}:{lines.line_of(('interfaces',))}: write each interface as a table [[interfaces]]")
+    interfaces = []
+    for number, table in enumerate(tables):
+        try:
+            interfaces.append(replace(_parse_table(table), source=path))
+        except Rejected as error:
+            raise Rejected(f"{path}:{lines.line_of(('interfaces', number))}: {error}") from error
+    uris = data.get("libvirt", [])
+    uris = [uris] if isinstance(uris, str) else uris
+    if not isinstance(uris, list) or not all(isinstance(uri, str) and uri for uri in uris):
+        raise Rejected(f'{path}:{lines.line_of(("libvirt",))}: libvirt is not a URI: write libvirt = "qemu:///system"')
+    return InterfaceFile(tuple(interfaces), tuple(uris))
+
+
+def _parse_table(table: Mapping[str, Any]) -> VmInterface:
+    for key in table:
+        if key not in _INTERFACE_KEYS:
+            raise Rejected(f"an interface has no key {key!r}: its keys are {', '.join(_INTERFACE_KEYS)}")
+    if ("tap" in table) == ("port" in table):
+        raise Rejected('an interface has either a tap or a port: write tap = "tap-web0" or port = "vnet3"')
+    attachment = Attachment.TAP if "tap" in table else Attachment.PORT
+    texts = {key: table.get(key, "") for key in ("vm", attachment.value, "mac")}
+    for key, value in texts.items():
+        if not isinstance(value, str):
+            raise Rejected(f"{key} = {value!r} is not text: write it in quotes")
+    addresses = table.get("addresses", [])
+    if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+        raise Rejected('addresses is not a list of texts: write addresses = ["10.0.0.11"]')
+    mark = table.get("mark", 0)
+    if not isinstance(mark, int) or isinstance(mark, bool) or ("mark" in table and not 0 < mark <= _MAX_MARK):
+        raise Rejected(f"mark {mark!r} is not valid: write a number from 1 to {_MAX_MARK}, or leave it out")
+    checked = checked_interface(
+        vm=texts["vm"],
+        device=texts[attachment.value],
+        attachment=attachment,
+        mac=texts["mac"],
+        addresses=addresses,
+    )
+    return replace(checked, mark=mark)
+
+
+def checked_interface(
+    *, vm: str, device: str, attachment: Attachment, mac: str = "", addresses: Iterable[str] = ()
+) -> VmInterface:
+    # A port needs a MAC, because the rules that keep a VM to its own address begin with it.
+    vm, device, mac = vm.strip(), device.strip(), mac.strip().lower()
+    if not vm:
+        raise Rejected(f"{attachment} {device!r} has no VM: name the VM that it belongs to")
+    if not _DEVICE_NAME.fullmatch(device):
+        raise Rejected(f"{device!r} of VM {vm} is not the name of a network device: `ip link` lists them")
+    if attachment is Attachment.PORT and not mac:
+        raise Rejected(f"port {device} of VM {vm} has no MAC: give the VM's own, such as mac=52:54:00:00:00:01")
+    if mac and (not _MAC.fullmatch(mac) or int(mac[:2], 16) & 1):
+        raise Rejected(f"{mac!r} of VM {vm} is not the MAC of a device: write one such as 52:54:00:00:00:01")
+    return VmInterface(
+        vm=vm,
+        device=device,
+        attachment=attachment,
+        mac=mac,
+        addresses=tuple(sorted({_checked_address(address, vm) for address in addresses})),
+    )
+
+
+def _checked_address(text: str, vm: str) -> str:
+    try:
+        address = IPv4Address(text.strip())
+    except AddressValueError as error:
+        raise Rejected(f"{text!r} of VM {vm} is not an IPv4 address: write one such as 10.0.0.11") from error
+    if address.is_multicast or address.is_unspecified or str(address).startswith(_LINK_LOCAL_PREFIX):
+        raise Rejected(f"{address} cannot be the address of VM {vm}: give the one that its packets come from")
+    return str(address)
+
+
+def combine_interfaces(sources: Iterable[VmInterface]) -> tuple[VmInterface, ...]:
+    """Return the interfaces of all sources, each device once, ordered by VM and device."""
+    # Two sources may describe the same device of the same VM, if they agree on what both say.
+    combined: dict[str, VmInterface] = {}
+    for interface in sources:
+        known = combined.get(interface.device)
+        combined[interface.device] = interface if known is None else _merge(known, interface)
+    return tuple(sorted(combined.values(), key=lambda each: (each.vm, each.device)))
+
+
+def _merge(first: VmInterface, second: VmInterface) -> VmInterface:
+    if first.vm != second.vm:
+        raise Rejected(f"device {first.device} is named for VM {first.vm} and VM {second.vm}: name only one of them")
+    for key in ("attachment", "mac", "addresses", "mark"):
+        mine, other = getattr(first, key), getattr(second, key)
+        if mine and other and mine != other:
+            raise Rejected(
+                f"device {first.device} of VM {first.vm} is described twice, with a different {key}: omit one"
+            )
+    return replace(
+        first,
+        mac=first.mac or second.mac,
+        addresses=first.addresses or second.addresses,
+        mark=first.mark or second.mark,
+        source=first.source if second.source else "",
+    )
