@@ -7,10 +7,11 @@ import gzip
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import time
+from typing import Any
 
 import pytest
 import uvloop
@@ -31,8 +32,11 @@ class Sender:
 
     def send(self, url: str, client: HttpClient | None = None) -> ClientResponse:
         client = client or HttpClient(local_targets=LocalTargets.LOOPBACK)
+        return self.run(client.send("POST", url, headers={"X-Some": "thing"}, body=b"[1]", limits=LIMITS))
+
+    def run(self, request: Coroutine[Any, Any, ClientResponse]) -> ClientResponse:
         with asyncio.Runner(loop_factory=self._loop_factory) as runner:
-            return runner.run(client.send("POST", url, headers={"X-Some": "thing"}, body=b"[1]", limits=LIMITS))
+            return runner.run(request)
 
     def unreached(self, url: str, client: HttpClient | None = None) -> str:
         with pytest.raises(HttpRequestFailed) as caught:
@@ -165,6 +169,32 @@ def test_a_refused_connection_is_described_in_words(sender: Sender, receiver: We
 @pytest.mark.parametrize("host", ["x" * 64 + ".invalid", "a..b"])
 def test_an_unresolvable_name_is_described_in_words(sender: Sender, host: str) -> None:
     assert sender.unreached(f"http://{host}/").startswith("its name cannot be resolved")
+
+
+def test_names_that_no_server_resolves_delay_no_other_request(
+    sender: Sender, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve, ended = socket.getaddrinfo, threading.Event()
+
+    def slowly(host: str, *arguments: Any, **options: Any) -> Any:
+        if host.startswith("hang"):
+            ended.wait(30)
+        return resolve("127.0.0.1", *arguments, **options)
+
+    async def send_beside_hanging_ones(client: HttpClient) -> ClientResponse:
+        others = [f"http://hang-{n}.invalid/" for n in range(50)]
+        hanging = [asyncio.create_task(client.send("GET", url, headers={}, limits=LIMITS)) for url in others]
+        await asyncio.sleep(0)
+        for task in hanging[:40]:
+            task.cancel()
+        url = f"http://fine.invalid:{receiver.port}/"
+        reply = await client.send("POST", url, headers={}, body=b"[1]", limits=LIMITS)
+        ended.set()
+        await asyncio.gather(*hanging, return_exceptions=True)
+        return reply
+
+    monkeypatch.setattr(socket, "getaddrinfo", slowly)
+    assert sender.run(send_beside_hanging_ones(HttpClient(local_targets=LocalTargets.LOOPBACK))).status == 200
 
 
 def secure(

@@ -14,12 +14,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import httpcore2  # noqa: F401 (httpx2 would import it during the first request, and block the event loop)
 import httpx2
 
+from forewarn.base.threads import in_daemon_thread
 from forewarn.errors import Rejected, Unavailable
 
 AEAD_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"  # for TLS 1.2; those of TLS 1.3 are all authenticated. No CBC
@@ -71,7 +72,9 @@ class HttpLimits:
 
 
 async def _resolve_name(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    # Not by the event loop, which has few threads for it: a name server that does not answer holds one for half a
+    # minute, even if the caller has given up, and then no request of anybody gets through.
+    found = await in_daemon_thread(partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM))
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 

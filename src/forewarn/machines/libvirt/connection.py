@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
+from forewarn.base.threads import in_daemon_thread
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.machines.driver import HostUnreachable
 from forewarn.machines.libvirt.domain_state import ChangeKind, change_kind
@@ -152,7 +153,7 @@ class LibvirtConnection:
         session, self._session = self._session, None
         if session is not None:
             with contextlib.suppress(LibvirtFailure, TimeoutError):
-                await asyncio.wait_for(_in_thread(session.close), _CLOSE_TIMEOUT_S)
+                await asyncio.wait_for(in_daemon_thread(session.close), _CLOSE_TIMEOUT_S)
 
     async def _open(self) -> LibvirtSession:
         loop = asyncio.get_running_loop()
@@ -181,7 +182,7 @@ class LibvirtConnection:
                 raise
             return session
 
-        opening = _in_thread(work)
+        opening = in_daemon_thread(work)
         try:
             session = self._session = await asyncio.shield(opening)  # kept even if its first caller has given up
         except asyncio.CancelledError:
@@ -212,7 +213,7 @@ class LibvirtConnection:
         if self._unanswered >= _MAX_UNANSWERED:
             raise HostUnreachable(f"the libvirt of host {self.name} has not answered {self._unanswered} calls")
         self._unanswered += 1
-        future = _in_thread(lambda: work(session))
+        future = in_daemon_thread(lambda: work(session))
         future.add_done_callback(self._answered)
         if exclusive:
             self._exclusive[exclusive] = cast("asyncio.Future[object]", future)
@@ -246,33 +247,6 @@ def _close_opened(opening: asyncio.Future[LibvirtSession]) -> None:
 def _close_quietly(session: LibvirtSession) -> None:
     with contextlib.suppress(LibvirtFailure):
         session.close()
-
-
-def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run it in a thread that does not keep the process alive: a call to a dead host may never end."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def resolve(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: T | None = None
-        error: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the event loop has ended
-            loop.call_soon_threadsafe(resolve, result, error)
-
-    threading.Thread(target=run, name="libvirt call", daemon=True).start()
-    return future
 
 
 def _open_error(host: str, uri: str, failure: LibvirtFailure) -> ForewarnError:
