@@ -58,6 +58,7 @@ def test_a_rollout_starts_from_a_file_and_shows_its_wave(lab: Any, file: Path) -
         (["--file", "FILE", "--everything"], "give no other option (everything) beside it"),
         (["--everything", "--all-hosts"], "a rollout has one target: give one of --host"),
         (["--everything", "--shares", "x"], "'x' are not shares: give percentages such as 10,50"),
+        (["--everything", "--notice", "0s"], "a notice of 0 s is no notice: omit --notice for the default"),
         (["--everything", "--canary", "some"], "'some' is not a canary"),
         (["--tag", "nope"], "no VM of the fleet has the tag 'nope'"),
     ],
@@ -102,6 +103,8 @@ def test_a_plan_names_the_rollout_that_does_the_same_work(lab: Any) -> None:
     assert list(plan["shared"]) == [rollout]
     assert plan["never_started"] == 0
     assert parse_time(plan["over_latest"]) > parse_time(plan["now"]) + 60
+    shared = lab.json("rollout", "plan", "--host", "h1")
+    assert shared["waves"][0]["latest"]["over_at"] == shared["over_latest"]
 
 
 def test_a_plan_in_a_pipe_fits_into_100_columns(lab: Any) -> None:

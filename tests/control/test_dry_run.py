@@ -291,10 +291,14 @@ def test_the_plan_of_a_very_large_rollout_has_the_estimated_times_of_its_waves(w
     worlds.append(world := in_sets(700, 3, 90))
     waves = make_waves("", (50,))
     rollout = Rollout(impact=RolloutImpact.MIGRATE, everything=True, waves=waves, settle_s=600)
-    plan = world.do(plan_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False))
+    plan = world.do(
+        plan_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False, has_handler=lambda vm: False)
+    )
     assert [(wave.size, wave.earliest) for wave in plan.waves] == [(1050, None), (1050, None)]
     assert [wave.latest and wave.latest.settled_at for wave in plan.waves] == [plan.now + 2410, plan.now + 4820]
     assert (plan.over_latest, plan.is_estimated) == (plan.now + 4820, True)
+    assert "2100 VMs do not poll" in plan.summary[-1]
+    assert plan.summary[-1].endswith("and 2097 more.")
 
 
 def test_a_preview_in_a_large_fleet_covers_the_concerned_scopes(worlds: list[World]) -> None:

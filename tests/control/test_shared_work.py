@@ -72,6 +72,24 @@ def test_a_rollout_that_only_waits_for_another_says_so_and_stays_open_until_that
     assert vms_of(world, second) == []
 
 
+@pytest.mark.parametrize(("hosts", "waves"), [(("h0",), ()), (("h0", "h1"), (WaveSpec(name="first", vms=1),))])
+def test_a_rollout_is_expected_to_end_when_what_others_do_for_it_is_over(
+    world: World, hosts: tuple[str, ...], waves: tuple[WaveSpec, ...]
+) -> None:
+    start(world, "h0")
+    world.advance(300)
+    second = start(world, *hosts, waves=waves)
+    request = world.store.request(second.id)
+    assert request is not None
+    assert request.rollout is not None
+    expected = world.control.rollouts.forecast_of(request, request.rollout).ends_at
+    world.advance(7200)
+    closed = world.store.request(second.id)
+    assert closed is not None
+    assert closed.rollout is not None
+    assert expected == closed.rollout.closed_at
+
+
 def test_a_rollout_is_over_once_another_has_moved_its_last_vm_away_though_that_event_still_settles() -> None:
     policy = Policy(enablement=EnablementMode.ALWAYS, settle_s=45.0)
     world = World(hosts=[a_host("h0"), a_host("h1")], vms=[a_vm("vm-0", host="h0")], policy=policy)

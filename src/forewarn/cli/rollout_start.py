@@ -178,6 +178,8 @@ def _short_time(at: Instant | None, now: float) -> str:
 
 
 def _body(call: Invocation, file: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    if options["notice_s"] == 0:
+        raise Rejected("a notice of 0 s is no notice: omit --notice for the default, or give a length")
     given = {name: value for name, value in options.items() if value not in (None, False, ())}
     if file is not None:
         if given:

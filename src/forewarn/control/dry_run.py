@@ -311,8 +311,7 @@ def _simulated_run(control: ControlPlane, request: MaintenanceRequest, events: l
     vms = control.rollouts.vms_of(rollout)
     others = [other for other in store.requests() if may_share_work(known, other)]
     served = {
-        other.id: shared_work(known, rollout, vms, events, store.events(request_id=other.id), ()).states
-        for other in others
+        other.id: shared_work(known, rollout, vms, events, store.events(request_id=other.id), ()) for other in others
     }
     return SimulatedRun(
         events=events,
@@ -320,7 +319,8 @@ def _simulated_run(control: ControlPlane, request: MaintenanceRequest, events: l
         closed_at=rollout.closed_at,
         reason=rollout.reason,
         waits_for=() if is_over else control.budgets.wait_texts(request.id),
-        served_by={request_id: frozenset(states) for request_id, states in served.items() if states},
+        served_by={request_id: frozenset(work.states) for request_id, work in served.items() if work.states},
+        shared_events=[event for work in served.values() for event in work.events],
     )
 
 

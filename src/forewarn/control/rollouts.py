@@ -446,6 +446,7 @@ class RolloutService:
             goes_on=rollout.progress is RolloutState.RUNNING and (self.hold is None or ignores_hold),
             budgets=self._budgets.ledger(),
             windows=self._calendars.windows_at(now + request.notice_s),
+            shared=snapshot.shared,
         )
 
     def snapshot_of(self, request: MaintenanceRequest, rollout: Rollout) -> RolloutSnapshot:

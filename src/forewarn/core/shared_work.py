@@ -24,6 +24,8 @@ class SharedWork:
 
     states: dict[VmInScope, str] = field(default_factory=dict)  # (scope id, name) → `scheduled`, `started` or `done`
     request_ids: frozenset[str] = frozenset()  # of the other rollouts whose work is not over
+    events: tuple[Event, ...] = ()  # that maintain, or have maintained, these VMs
+    planned: tuple[PlannedEvent, ...] = ()  # that will maintain some of them
 
     @property
     def pending(self) -> int:
@@ -69,12 +71,15 @@ def shared_work(
     hosts = {(vm.scope_id, vm.name): vm.host for vm in vms if (vm.scope_id, vm.name) not in own}
     states: dict[VmInScope, str] = {}
     busy: set[str] = set()
+    serving: dict[str, Event] = {}
+    to_come: dict[str, PlannedEvent] = {}
     for event in events:
         if event.cause is not rollout.cause:
             continue
         for name, state in _states_in(event, request.requested_at):
             if hosts.get((event.scope_id, name)) == event.host:
                 states[event.scope_id, name] = state
+                serving[event.id] = event
                 if state != "done":
                     busy.add(event.request_id)
     for item in planned:
@@ -82,8 +87,14 @@ def shared_work(
             for name in item.vms:
                 if hosts.get((item.scope_id, name)) == item.host:
                     states[item.scope_id, name] = "scheduled"
+                    to_come[item.event_id] = item
                     busy.add(item.request_id)
-    return SharedWork(states=states, request_ids=frozenset(busy))
+    return SharedWork(
+        states=states,
+        request_ids=frozenset(busy),
+        events=tuple(serving.values()),
+        planned=tuple(to_come.values()),
+    )
 
 
 def _states_in(event: Event, since: float) -> Iterable[tuple[str, str]]:

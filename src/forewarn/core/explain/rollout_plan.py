@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,6 +24,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.maintenance_configuration import TargetWindows
 from forewarn.core.request import BegunWave, MaintenanceRequest, PlannedEvent, Rollout
 from forewarn.core.rollout import handled_vms, host_units, needs_gate
+from forewarn.core.shared_work import NO_SHARED_WORK, SharedWork
 from forewarn.core.waves import WaveStep, rollout_target_text, wave_phase, wave_specs, waves_to_come
 from forewarn.core.windows import MaintenanceCalendar, calendar_text, next_start
 
@@ -106,6 +107,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # why the rollout stopped, such as that no window follows; "": there is nothing to say
     waits_for: tuple[str, ...] = ()  # what it waits for at last, in clauses, such as a budget; () if for nothing
     served_by: Mapping[str, frozenset[tuple[str, str]]] = {}  # other rollout → scope id and name of VMs that it serves
+    shared_events: Sequence[Event] = ()  # of those rollouts, for these VMs
 
 
 def make_rollout_plan(
@@ -178,13 +180,14 @@ def forecast_rollout(
     goes_on: bool = True,
     budgets: BudgetLedger | None = None,
     windows: TargetWindows | None = None,
+    shared: SharedWork = NO_SHARED_WORK,
 ) -> RolloutForecast:
     """Return the waves and the expected end of a rollout, before its start or at any time after.
 
     `vms` are the VMs that it covers and nobody else serves, `events` and `planned` all its events so far. `act_s` is
     how long an event usually takes from its start to its end. Unless it `goes_on` by itself, as when it is paused, the
-    expected times are left out. Work that is not its own, such as that of other rollouts in the same budgets, is not
-    considered.
+    expected times are left out. `shared` is what other rollouts do in its place; their other work, such as that in the
+    same budgets, is not considered.
     """
     # A simulation knows more, but copies the fleet and takes seconds: too much for each view of a running rollout. This
     # takes the same waves and units of work as the rollout does, and visits each VM once.
@@ -196,6 +199,11 @@ def forecast_rollout(
     is_begun = phase.step in (WaveStep.WORK, WaveStep.SETTLE) or (phase.step is WaveStep.DONE and bool(events))
     begun = rollout.begun or ((_first_begun(request, rollout),) if is_begun else ())
     pace = _Pace.of(request, rollout, events, now, act_s=act_s, windows=windows)
+    others = _Work(rollout, pace, None)
+    for event in shared.events:
+        others.add_event(event, {})
+    for item in shared.planned:
+        others.add_planned(item, {})
     covered = {(vm.scope_id, vm.name): vm for vm in vms} if budgets is not None else {}
     waves: list[ForecastWave] = []
     free_at: float | None = now  # when the next wave may begin; None: never
@@ -219,6 +227,8 @@ def forecast_rollout(
         free_at = max(now, phase.settles_until or now) if not (members or work.is_live) else work.settled_at
     if not goes_on:
         free_at = None
+    if rollout.waves:
+        free_at = _later(free_at, others)  # a wave begins when that of others is over, too
     for index, members in to_come.items():
         work = _Work(rollout, pace, budgets)
         if free_at is not None and members:
@@ -227,7 +237,13 @@ def forecast_rollout(
             free_at = work.settled_at
         else:
             waves.append(ForecastWave(wave=index, state="waiting", size=len(members)))
-    return RolloutForecast(waves=tuple(waves), ends_at=free_at, is_measured=pace.is_measured)
+    return RolloutForecast(waves=tuple(waves), ends_at=_later(free_at, others), is_measured=pace.is_measured)
+
+
+def _later(at: float | None, others: _Work) -> float | None:
+    if at is None or not others.can_end:
+        return None
+    return max([at, *others.ends])
 
 
 def _first_begun(request: MaintenanceRequest, rollout: Rollout) -> BegunWave:
@@ -297,13 +313,13 @@ class _Work:
         self._domains: dict[str, tuple[int, float, float]] = {}  # scope → its last update domain, begin and end
         self._places: defaultdict[BudgetGroup, list[float]] = defaultdict(list)  # when each place is free, ascending
         self._starts: set[Timestamp] = set()
-        self._ends: list[float] = []
+        self.ends: list[float] = []
         self.can_end = True
         self.is_live = False
 
     @property
     def settled_at(self) -> float | None:
-        return max(self._ends) + self._rollout.settle_s if self._ends and self.can_end else None
+        return max(self.ends) + self._rollout.settle_s if self.ends and self.can_end else None
 
     def add_event(self, event: Event, covered: Mapping[tuple[str, str], Vm]) -> None:
         pace = self._pace
@@ -381,10 +397,10 @@ class _Work:
         if start is not None:
             self._starts.add(timestamp(start))
         if end is not None:
-            self._ends.append(end)
+            self.ends.append(end)
 
     def forecast(self, wave: int, state: str, size: int, begins_at: float) -> ForecastWave:
-        over_at = max(self._ends) if self._ends and self.can_end else None
+        over_at = max(self.ends) if self.ends and self.can_end else None
         times = WaveTimes(
             begins_at=timestamp(begins_at),
             starts_at=min(self._starts, default=None),
@@ -435,10 +451,13 @@ def _planned_wave(
     )
 
 
-def _events_of(run: SimulatedRun | None, wanted: Collection[tuple[str, str]]) -> list[Event]:
+def _events_of(run: SimulatedRun | None, wanted: Set[tuple[str, str]]) -> list[Event]:
     if run is None:
         return []
-    return [event for event in run.events if any((event.scope_id, name) in wanted for name in event.vms)]
+    found = [event for event in run.events if any((event.scope_id, name) in wanted for name in event.vms)]
+    missing = wanted - {(event.scope_id, name) for event in found for name in event.vms}
+    found += [event for event in run.shared_events if any((event.scope_id, name) in missing for name in event.vms)]
+    return found
 
 
 def _wave_times(
@@ -479,7 +498,8 @@ def _sentences(plan: RolloutPlan) -> Iterator[str]:
     if plan.without_handler:
         names = [name for wave in plan.waves for name in wave.without_handler]
         do = "does" if plan.without_handler == 1 else "do"
-        yield f"{_count(plan.without_handler, 'VM')} {do} not poll for events: {first_names(names)}."
+        named = first_names(names, total=plan.without_handler)
+        yield f"{_count(plan.without_handler, 'VM')} {do} not poll for events: {named}."
 
 
 def _sentences_about_cut(plan: RolloutPlan) -> Iterator[str]:
