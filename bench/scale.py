@@ -116,7 +116,6 @@ def _demand() -> dict[str, float | str]:
         "usual": _VMS * _COMMITS / _MONTH_S,
         "bad": bad,
         "polls_per_commit": _VMS / bad,
-        "maintained": third / _BAD_DAY_S,
         "pg_share": bad / _POSTGRES,
         "times_record": _VMS / _POSTGRES,
         "record_vms": _POSTGRES / bad * _VMS / 1e6,
@@ -143,15 +142,13 @@ def _polling(figures: _Figures) -> dict[str, float | str]:
 
 def _rest(figures: _Figures) -> dict[str, float | str]:
     idle_kib, waiting_kib = figures.value("idle-memory"), figures.value("waiting-memory")
-    rollout_ms = figures.last("rollout-time", "cpu_ms_per_vm")
     return {
         "idle_kib": idle_kib,
         "waiting_kib": waiting_kib,
         "host_connections_kib": _VMS_PER_HOST * idle_kib,
         "host_waiting_kib": _VMS_PER_HOST * waiting_kib,
-        "rollout_ms": rollout_ms,
+        "rollout_ms": figures.last("rollout-time", "cpu_ms_per_vm"),
         "approvals": figures.sample("approval-rate", "approvals_per_s"),
-        "control_cores": _VMS // 3 / _BAD_DAY_S * rollout_ms / 1e3,
     }
 
 
