@@ -16,7 +16,7 @@ from bench.figure import Figure, absent
 from bench.run_context import RunContext
 from bench.sample_statistics import median, ratio
 from forewarn.cluster.postgres_record import open_record
-from forewarn.conformance.store_rows import sample_event
+from forewarn.conformance.store_suite import sample_event
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.scope import Scope

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from forewarn.base.unix_socket import PeerCredentials, bind_unix_socket, peer_refusal
-from forewarn.machines.process.registry import SupervisorRecords, SupervisorRegistry
+from forewarn.machines.process.hypervisor import SupervisorRecords, SupervisorRegistry
 from forewarn.machines.process.server import SupervisorServer
 from forewarn.web.server import serve_unix
 from tests.support import operator_api

@@ -10,7 +10,7 @@
      └── Unavailable         the request is correct: try again later
 
 A message names the thing and its id, its state, and what cannot be done. What to do instead is a `Remedy`: a code with
-fields, which each surface (command line, API, portal, Azure's API) puts into its own words (`forewarn.web.remedies`).
+fields, which each surface (command line, API, portal, Azure's API) puts into its own words (`forewarn.web.errors`).
 Where no surface does, as in the history and in tests with a lab, `full_message` has words that suit all of them.
 """
 
@@ -20,7 +20,7 @@ from enum import StrEnum
 
 
 class Remedy(StrEnum):
-    """What the user can do instead of a failed request. `forewarn.web.remedies` words it for each surface.
+    """What the user can do instead of a failed request. `forewarn.web.errors` words it for each surface.
 
     The fields in the comments are the keyword arguments that a ForewarnError with this remedy must be given.
     """

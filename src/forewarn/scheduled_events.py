@@ -203,7 +203,7 @@ def _selected_cases(request: pytest.FixtureRequest) -> set[str]:
 
 
 def _report_verdict(plan: CrashTestPlan, judged: JudgedCase) -> None:
-    from forewarn.crash_test.timeline_text import describe_timeline
+    from forewarn.crash_test.text_report import describe_timeline
     from forewarn.crash_test.verdict import CaseOutcome
 
     __tracebackhide__ = True

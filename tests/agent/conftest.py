@@ -10,8 +10,7 @@ from typing import Any
 from forewarn.agent.config import parse_config
 from forewarn.agent.daemon import AgentDaemon
 from forewarn.agent.journal import AgentJournal
-from forewarn.agent.model import Event, StepConfig, StepOutcome, StepPhase
-from forewarn.agent.records import EventRecord
+from forewarn.agent.model import Event, EventRecord, StepConfig, StepOutcome, StepPhase
 from forewarn.agent.status import AgentReport
 from forewarn.client import AsyncClient
 

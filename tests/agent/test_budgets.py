@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forewarn.agent.decision import schedule_after_start, schedule_steps
 from forewarn.agent.model import StepConfig
-from forewarn.agent.step_schedule import schedule_after_start, schedule_steps
 from tests.agent.conftest import step
 
 NOTIFY, DRAIN, SAVE = step("notify", 5, cut=1), step("drain", 20, cut=2), step("save", 30)

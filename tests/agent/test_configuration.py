@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.config import AgentConfig, load_config, parse_config
-from forewarn.agent.config_table import BadConfig
+from forewarn.agent.approval import PROFILES, find_rule
+from forewarn.agent.config import AgentConfig, BadConfig, load_config, parse_config
 from forewarn.agent.model import ApprovalCheckConfig, ApprovalPolicy, ApproveWhen
-from forewarn.agent.rules import PROFILES, find_rule
 from forewarn.errors import Rejected
 from tests.agent.conftest import NOW, event
 

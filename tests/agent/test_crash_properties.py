@@ -22,20 +22,24 @@ from forewarn.agent.actions import (
     TaskKey,
     record_after_action,
 )
+from forewarn.agent.approval import has_started
 from forewarn.agent.decision import next_actions, resolve_interrupted_step
 from forewarn.agent.event_tracking import records_after_changes
-from forewarn.agent.model import ApprovalCheckConfig, ApproveWhen, Event, RuleConfig, StepPhase
-from forewarn.agent.model import ApprovalPolicy as Approving
-from forewarn.agent.records import (
+from forewarn.agent.model import (
+    ApprovalCheckConfig,
     ApprovalCheckRecord,
     ApprovalRecord,
     ApprovalState,
+    ApproveWhen,
+    Event,
     EventRecord,
     OpenRecords,
+    RuleConfig,
+    StepPhase,
     StepRun,
     StepState,
 )
-from forewarn.agent.rules import has_started
+from forewarn.agent.model import ApprovalPolicy as Approving
 from forewarn.client import Gone, Scheduled, Started
 from forewarn.client.events import event_key
 from tests.agent.conftest import NOW, event, step

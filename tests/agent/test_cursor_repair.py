@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.agent.journal import AgentJournal
-from forewarn.agent.model import Event
-from forewarn.agent.records import EventRecord
+from forewarn.agent.model import Event, EventRecord
 from forewarn.agent.watcher import repair_cursor
 from forewarn.client import Change, Gone, Scheduled, Started
 from forewarn.client.change_detection import KnownDocument, KnownEvent

@@ -25,18 +25,16 @@ from forewarn.agent.approval import BoardView
 from forewarn.agent.decision import next_actions, resolve_interrupted_step
 from forewarn.agent.model import (
     ApprovalCheckConfig,
+    ApprovalCheckRecord,
     ApprovalPolicy,
+    ApprovalRecord,
+    ApprovalState,
     ApproveWhen,
+    EventRecord,
+    OpenRecords,
     RuleConfig,
     StepConfig,
     StepPhase,
-)
-from forewarn.agent.records import (
-    ApprovalCheckRecord,
-    ApprovalRecord,
-    ApprovalState,
-    EventRecord,
-    OpenRecords,
     StepRun,
     StepState,
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from forewarn.agent.dry_run import dry_run_event
+from forewarn.agent.explanation import dry_run_event
 from forewarn.agent.model import ApprovalCheckConfig, ApprovalPolicy, ApproveWhen, RuleConfig, StepConfig
 from forewarn.client import ReceivedEvent
 

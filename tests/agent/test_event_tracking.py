@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from forewarn.agent.event_tracking import records_after_changes
-from forewarn.agent.model import Event, RuleConfig
-from forewarn.agent.records import EventRecord, OpenRecords
+from forewarn.agent.model import Event, EventRecord, OpenRecords, RuleConfig
 from forewarn.client import Change, Gone, Outcome, Scheduled, Started
 from forewarn.client.events import event_key
 from tests.agent.conftest import NOW, event, step

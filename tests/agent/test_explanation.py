@@ -5,8 +5,19 @@ from dataclasses import replace
 import pytest
 
 from forewarn.agent.explanation import explain_event, step_plan_table
-from forewarn.agent.model import ApprovalPolicy, ApproveWhen, RuleConfig, StepConfig, StepPhase
-from forewarn.agent.records import ApprovalCheckRecord, ApprovalRecord, ApprovalState, EventRecord, StepRun, StepState
+from forewarn.agent.model import (
+    ApprovalCheckRecord,
+    ApprovalPolicy,
+    ApprovalRecord,
+    ApprovalState,
+    ApproveWhen,
+    EventRecord,
+    RuleConfig,
+    StepConfig,
+    StepPhase,
+    StepRun,
+    StepState,
+)
 from forewarn.client import ReceivedEvent
 
 DRAIN = StepConfig(name="drain", use="command", budget_s=60)

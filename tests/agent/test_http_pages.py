@@ -11,8 +11,7 @@ from forewarn.agent.actions import AgentSnapshot
 from forewarn.agent.http_pages import build_pages
 from forewarn.agent.http_server import AgentPages
 from forewarn.agent.metrics import AgentMetrics, EndpointHealthTracker
-from forewarn.agent.model import RuleConfig, StepConfig, StepPhase
-from forewarn.agent.records import EventRecord, OpenRecords, StepRun, StepState
+from forewarn.agent.model import EventRecord, OpenRecords, RuleConfig, StepConfig, StepPhase, StepRun, StepState
 from forewarn.base.times import time_text
 from forewarn.client import ReceivedEvent
 

@@ -25,13 +25,13 @@ from forewarn.agent.journal import (
     is_journal_locked,
     unusable_journal_error,
 )
-from forewarn.agent.model import StepPhase
-from forewarn.agent.records import (
+from forewarn.agent.model import (
     ApprovalCheckRecord,
     ApprovalRecord,
     ApprovalState,
     EventRecord,
     OpenRecords,
+    StepPhase,
     StepRun,
     StepState,
 )

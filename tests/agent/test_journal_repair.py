@@ -16,13 +16,14 @@ from forewarn.agent.decision import next_actions
 from forewarn.agent.explanation import explain_event
 from forewarn.agent.journal import AgentJournal, JournalDamaged, is_journal_locked
 from forewarn.agent.journal_repair import repair_journal
-from forewarn.agent.model import StepConfig, StepPhase
-from forewarn.agent.records import (
+from forewarn.agent.model import (
     LOST_STEP_TEXT,
     ApprovalRecord,
     ApprovalState,
     EventRecord,
     OpenRecords,
+    StepConfig,
+    StepPhase,
     StepRun,
     StepState,
 )

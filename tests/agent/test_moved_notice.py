@@ -14,7 +14,7 @@ import pytest
 from forewarn.agent.config import parse_config
 from forewarn.agent.daemon import AgentDaemon
 from forewarn.agent.journal import AgentJournal
-from forewarn.agent.records import EventRecord, StepState
+from forewarn.agent.model import EventRecord, StepState
 from forewarn.protocol.dates import http_date
 from tests.agent.conftest import NOW
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply

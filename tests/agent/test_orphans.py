@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from forewarn.agent.journal import AgentJournal
-from forewarn.agent.reactions.processes import find_process
-from forewarn.agent.reactions.run_mark import (
+from forewarn.agent.reactions.processes import (
     RUN_VARIABLE,
     end_all_orphan_processes,
     end_orphan_processes,
+    find_process,
     mark_command_process,
     mark_command_run,
     read_run_mark,

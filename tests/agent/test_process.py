@@ -308,6 +308,6 @@ def test_the_agents_process_does_not_load_the_command_line_packages(installation
     with Lab(vms=["web-0"]) as lab, installation.running(lab) as agent:
         arguments = Path(f"/proc/{agent.pid}/cmdline").read_bytes().split(b"\0")
         assert arguments[1:4] == [b"-P", b"-m", b"forewarn.agent"]
-    loaded = "import sys, forewarn.agent.__main__, forewarn.agent.http_pages; print(*sys.modules)"
+    loaded = "import sys, forewarn.agent.__main__, forewarn.agent.process; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True, timeout=60)
     assert not {"click", "rich", "msgspec"} & set(modules.stdout.split())

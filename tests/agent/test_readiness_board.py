@@ -12,8 +12,8 @@ import pytest
 
 from forewarn.agent.actions import AgentSnapshot
 from forewarn.agent.approval import BoardView
+from forewarn.agent.model import OpenRecords
 from forewarn.agent.readiness_board import BoardSynchronizer, ReadinessBoard
-from forewarn.agent.records import OpenRecords
 from forewarn.lab.lab import Lab
 from tests.agent.conftest import AgentThread
 

@@ -14,8 +14,7 @@ from forewarn.agent.config import AgentConfig
 from forewarn.agent.daemon import AgentDaemon
 from forewarn.agent.explanation import explain_event
 from forewarn.agent.journal import AgentJournal
-from forewarn.agent.model import StepPhase
-from forewarn.agent.records import EventRecord, StepRun, StepState
+from forewarn.agent.model import EventRecord, StepPhase, StepRun, StepState
 from forewarn.agent.runner import make_step_folder
 from forewarn.client import AsyncClient
 from forewarn.errors import Rejected, Unavailable

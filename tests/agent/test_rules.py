@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from forewarn.agent.approval import find_rule, notice_left_s, rule_matches
 from forewarn.agent.model import Event, RuleConfig
-from forewarn.agent.rules import find_rule, notice_left_s, rule_matches
 from tests.agent.conftest import NOW, event
 
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from forewarn.agent.model import StepConfig, StepPhase
-from forewarn.agent.records import EventRecord, OpenRecords, StepRun, StepState
+from forewarn.agent.model import EventRecord, OpenRecords, StepConfig, StepPhase, StepRun, StepState
 from forewarn.agent.status import maintenance_status
 from forewarn.client import ReceivedEvent
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from forewarn.agent.journal import AgentJournal
-from forewarn.agent.records import EventRecord
+from forewarn.agent.model import EventRecord
 from tests.support.service_process import ServiceProcess, eventually
 
 FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 2\n[[vms]]\nname = "vm-{n}"\ncount = 10\n'

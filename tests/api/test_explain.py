@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.control.act_limits import ActLimits
+from forewarn.control.executor import ActLimits
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.machines.simulated import SimulatedBehaviour, UnreachableRule

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.service.web_app import build_web_app
+from forewarn.service.web_server import build_web_app
 
 FILE = """
 [defaults]

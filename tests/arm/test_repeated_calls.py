@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forewarn.core.access import Role
-from forewarn.web.arm.repeated_calls import REPEAT_WINDOW_S
+from forewarn.web.arm.operations import REPEAT_WINDOW_S
 from tests.arm.conftest import COMPUTE, Arm, Caller
 from tests.support.operator_api import Answer
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from forewarn.crash_test.badge import badge_svg
+from forewarn.crash_test.ci_reports import badge_svg
 from forewarn.crash_test.grading import Grade
 from forewarn.crash_test.html_report import html_report
 from forewarn.crash_test.result import CrashTestResult

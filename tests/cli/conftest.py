@@ -31,7 +31,7 @@ from forewarn.cli.transport import LocalTransport
 from forewarn.core.decision import Policy
 from forewarn.core.fleet import AutoApproval, Priority
 from forewarn.protocol.http_message import HttpRequest
-from forewarn.service.web_app import build_web_app
+from forewarn.service.web_server import build_web_app
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.server import serve_unix
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from forewarn.agent.journal import AgentJournal
-from forewarn.agent.model import StepPhase
-from forewarn.agent.records import ApprovalRecord, ApprovalState, EventRecord, StepRun, StepState
+from forewarn.agent.model import ApprovalRecord, ApprovalState, EventRecord, StepPhase, StepRun, StepState
 from forewarn.client import ReceivedEvent
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 

@@ -15,8 +15,8 @@ import pytest
 
 from forewarn.cli.api_client import ApiClient
 from forewarn.cli.transport import LocalTransport
-from forewarn.machines.liveness import process_start_time
-from forewarn.machines.process.registry import SupervisorRecord, SupervisorRecords
+from forewarn.machines.interface import process_start_time
+from forewarn.machines.process.hypervisor import SupervisorRecord, SupervisorRecords
 from forewarn.store import SqliteStore
 from forewarn.store.purpose import StorePurpose, mark_purpose
 from tests.support.service_process import free_port

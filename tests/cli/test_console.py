@@ -23,7 +23,7 @@ def test_the_console_shows_what_the_guest_has_written(data: Path, lab: Lab, comm
 
 
 def console_command(path: Path) -> list[str]:
-    program = "import sys, pathlib; from forewarn.cli.console import attach; attach(pathlib.Path(sys.argv[1]), 'web')"
+    program = "import sys, pathlib; from forewarn.cli.vm import attach; attach(pathlib.Path(sys.argv[1]), 'web')"
     return [sys.executable, "-c", program, str(path)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forewarn.cli.event import changed_events, removed_event_ids
-from forewarn.cli.formatting import waiting_reason
+from forewarn.cli.output import waiting_reason
 from forewarn.cli.request_output import _awaits_approval
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forewarn.base.duration import duration_text, exact_duration_text, format_duration, parse_duration
-from forewarn.cli.formatting import clock_time, clock_times, describe_time, local_time, relative_time, zone_name
+from forewarn.cli.output import clock_time, clock_times, describe_time, local_time, relative_time, zone_name
 
 NOON = 1_767_614_400.0
 

@@ -23,8 +23,8 @@ from forewarn.client.requests import (
     step_after_failure,
 )
 from forewarn.errors import NotFound, Rejected, Unavailable
-from forewarn.protocol.approval import parse_approval
 from forewarn.protocol.codec import Received, ReceivedEvent
+from forewarn.protocol.exchange import parse_approval
 from forewarn.protocol.http_message import HttpRequest, HttpResponse
 
 EMPTY = b'{"DocumentIncarnation":1,"Events":[]}'

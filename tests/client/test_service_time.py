@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forewarn.client.service_time import AGREEING_ANSWERS, TOLERANCE_S, ServiceTimeEstimate
+from forewarn.client.session import AGREEING_ANSWERS, TOLERANCE_S, ServiceTimeEstimate
 
 
 def estimate_after(*dates: float | None, trust_first: bool = True) -> ServiceTimeEstimate:

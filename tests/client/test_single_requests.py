@@ -18,8 +18,7 @@ from forewarn.client.blocking_client import send_request
 from forewarn.client.effects import FlowRunner, IncompleteResponse, SendRequest
 from forewarn.client.endpoint import parse_endpoint
 from forewarn.client.requests import GONE_TIMEOUT_S, LONG_POLL_S, MAX_RETRY_AFTER_S, PollState, poll_request
-from forewarn.client.service_time import AGREEING_ANSWERS
-from forewarn.client.session import ANSWER_TIMEOUT_S, FIRST_ANSWER_TIMEOUT_S, ClientSession
+from forewarn.client.session import AGREEING_ANSWERS, ANSWER_TIMEOUT_S, FIRST_ANSWER_TIMEOUT_S, ClientSession
 from forewarn.client.watch import WatchOptions
 from forewarn.errors import Rejected, Unavailable
 from forewarn.protocol.dates import http_date

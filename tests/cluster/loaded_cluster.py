@@ -11,9 +11,9 @@ from typing import Any
 
 import psycopg
 
-from forewarn.cluster.digests import copy_digests, snapshot_digests
 from forewarn.cluster.nats_config import host_credentials_path, write_nats_config
 from forewarn.cluster.postgres_record import PostgresRecord, open_record
+from forewarn.cluster.row_changes import copy_digests, snapshot_digests
 from forewarn.core.event import EventState
 from forewarn.store import row_codec
 from tests.cluster.control_node_processes import ProcessCluster, until

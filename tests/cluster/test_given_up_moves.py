@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from forewarn.base.times import RealTime
 from forewarn.cluster.bus import NoAnswer, Subjects
 from forewarn.cluster.messages import ActOrder, OrderReport, encode_bus_message
-from forewarn.cluster.move_settlements import MoveSettlements
+from forewarn.cluster.move_plan import MoveSettlements
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.core.cause import Cause, Verb
 from forewarn.core.commit import Commit

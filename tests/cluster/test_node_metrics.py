@@ -6,7 +6,7 @@ import asyncio
 import re
 
 from forewarn.cluster.metrics import ControlNodeFigures, ControlNodeMetrics
-from forewarn.metadata.metrics_registry import render_text
+from forewarn.metadata.metrics import render_text
 from forewarn.metadata.node_metrics import HostNodesCollector, NodeMetrics
 from tests.support.cluster_world import ClusterWorld, run_cluster
 from tests.support.markdown_pages import ROOT

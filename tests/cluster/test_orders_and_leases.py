@@ -21,7 +21,7 @@ from forewarn.cluster.messages import (
     decode_from_active,
     encode_bus_message,
 )
-from forewarn.cluster.move_settlements import MoveSettlements
+from forewarn.cluster.move_plan import MoveSettlements
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.control.fleet import FleetChange
 from forewarn.core.cause import Cause, Verb

@@ -13,7 +13,7 @@ import pytest
 from forewarn.cluster.postgres_connection import parse_url
 from forewarn.cluster.postgres_record import PostgresRecord, open_record
 from forewarn.cluster.record import RecordUnavailable, SharedRecord
-from forewarn.cluster.record_report import examine_record
+from forewarn.cluster.record_administration import examine_record
 from forewarn.conformance.record import FIRST_ROW, RecordConformance, group_after
 from forewarn.errors import ForewarnError, Refused, Rejected
 from tests.support.postgres_pair import DATABASE, ServerPair

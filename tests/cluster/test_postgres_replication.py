@@ -10,11 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.cluster.digests import copy_digests, snapshot_digests
 from forewarn.cluster.postgres_record import open_record
 from forewarn.cluster.record import RecordGroup
 from forewarn.cluster.replicated_store import ReplicatedStore
-from forewarn.cluster.row_changes import ChangeCapture
+from forewarn.cluster.row_changes import ChangeCapture, copy_digests, snapshot_digests
 from forewarn.conformance.store import StoreConformance
 from forewarn.store import sqlite_file
 from forewarn.store.schema import REVISION

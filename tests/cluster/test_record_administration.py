@@ -16,19 +16,19 @@ from sqlalchemy import BigInteger, Float, LargeBinary, String, create_engine, in
 from forewarn.cli.invocation import Invocation
 from forewarn.cli.store import store as store_command
 from forewarn.cluster import record_administration
-from forewarn.cluster.digests import copy_digests, snapshot_digests
 from forewarn.cluster.following import CopyFollower
 from forewarn.cluster.postgres_record import open_record
 from forewarn.cluster.record import RecordUnavailable
 from forewarn.cluster.record_administration import (
     copy_record_to_store,
     copy_store_to_record,
+    examine_record,
     migrate_record,
     renew_epochs,
 )
-from forewarn.cluster.record_report import examine_record
+from forewarn.cluster.row_changes import copy_digests, snapshot_digests
 from forewarn.conformance.record import FIRST_ROW, group_after
-from forewarn.conformance.store_rows import sample_event, sample_history_entry, sample_poll, sample_vm
+from forewarn.conformance.store_suite import sample_event, sample_history_entry, sample_poll, sample_vm
 from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import ForewarnError, Refused

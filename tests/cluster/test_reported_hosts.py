@@ -13,10 +13,10 @@ import pytest
 
 from forewarn.cluster.bus import Subjects
 from forewarn.cluster.messages import CpuComparison, HostCapacity, encode_bus_message
-from forewarn.cluster.reported_hosts import ReportedHosts
+from forewarn.cluster.node_registry import ReportedHosts
 from forewarn.core.history import EntryKind
-from forewarn.core.observation import HostObservation, ObservedMachine, ObservedState
 from forewarn.core.request import RequestedOperation
+from forewarn.core.unannounced import HostObservation, ObservedMachine, ObservedState
 from forewarn.machines.ledger import EffectLedger
 from forewarn.machines.simulated import SimulatedHypervisor
 from tests.simulation.virtual_loop import VirtualTimeLoop

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from forewarn.cluster.host_facts import HostFacts
+from forewarn.cluster.host_answers import HostFacts
 from forewarn.cluster.messages import (
     Heartbeat,
     HostUpdate,

@@ -7,7 +7,7 @@ import asyncio
 from forewarn.base.times import RealTime
 from forewarn.cluster.bus import NoAnswer, Subjects
 from forewarn.cluster.messages import OrderReport, encode_bus_message
-from forewarn.cluster.move_settlements import MoveSettlements
+from forewarn.cluster.move_plan import MoveSettlements
 from forewarn.cluster.node_registry import NodeRegistry, NodeSilence
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.core.cause import Verb

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from forewarn.base.clock import ClockSetting, LabClock
 from forewarn.base.times import RealTime
-from forewarn.control.act_limits import ActLimits
-from forewarn.control.executor import ActExecutor, ActRetryPolicy
+from forewarn.control.executor import ActExecutor, ActLimits, ActRetryPolicy
 from forewarn.core.cause import Cause, Verb
 from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.core.fleet import PowerState

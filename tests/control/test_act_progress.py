@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forewarn.control.act_progress import ActProgress
+from forewarn.control.executor import ActProgress
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.core.request import RequestedOperation

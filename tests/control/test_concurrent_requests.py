@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from forewarn.base.clock import ClockSetting
 from forewarn.base.times import RealTime
-from forewarn.control.act_limits import ActLimits
-from forewarn.control.executor import ActExecutor
+from forewarn.control.executor import ActExecutor, ActLimits
 from forewarn.control.lab_clock import load_clock_setting
 from forewarn.core.decision import Policy
 from forewarn.core.event import Act, Event, EventState

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forewarn.control.control_plane import ControlPlane
-from forewarn.control.dry_run import MAX_SIMULATED_VMS, dry_run_request, dry_run_rollout, simulate_request
+from forewarn.control.dry_run import MAX_SIMULATED_VMS, dry_run_request, dry_run_rollout, plan_rollout, simulate_request
 from forewarn.control.faults import FaultSpec, FaultTarget
-from forewarn.control.rollout_plan import plan_rollout
 from forewarn.core.decision import Policy
 from forewarn.core.event import Event
 from forewarn.core.explain.preview import Preview, PreviewedEvent

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forewarn.control.gates import independent_rounds
+from forewarn.control.reconciler import independent_rounds
 
 GATES = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=2), st.frozensets(st.sampled_from("UVWXYZ")))
 

@@ -7,9 +7,9 @@ from contextlib import closing
 
 import pytest
 
+from forewarn.control.dry_run import plan_rollout
 from forewarn.control.fleet import FleetChange
-from forewarn.control.health_figures import measure_figure
-from forewarn.control.rollout_plan import plan_rollout
+from forewarn.control.health_checks import measure_figure
 from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck, OwnFigure
 from forewarn.core.history import EventDelivery
 from forewarn.core.request import (

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from forewarn.core.event import EventState
 from forewarn.core.fleet import LastSeen, PowerState, VmCondition
 from forewarn.core.history import EntryKind
-from forewarn.core.observation import HostObservation, StateCause
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
-from forewarn.core.unannounced import UnannouncedKind
+from forewarn.core.unannounced import HostObservation, StateCause, UnannouncedKind
 from forewarn.machines.driver import MachineState
 from tests.support.fake_machines import FakeMachine
 from tests.support.machine_world import HOSTS, MachineWorld

@@ -14,9 +14,9 @@ from forewarn.core.fleet import HostHealth, Priority
 from forewarn.core.planning import OPERATION_CAUSES
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact
 from forewarn.errors import Refused, full_message
+from forewarn.machines.interface import VerbSupport
 from forewarn.machines.ledger import EffectLedger
 from forewarn.machines.simulated import SimulatedHypervisor
-from forewarn.machines.verb_support import VerbSupport
 from tests.support.reboot_only_hypervisor import RebootOnlyHypervisor
 from tests.support.world import World, a_host, a_vm
 

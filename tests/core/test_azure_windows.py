@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forewarn.core.azure_windows import AzureWindow, MaintenanceScope, parse_azure_window
+from forewarn.core.azure_windows import (
+    IANA_ZONE_BY_WINDOWS_NAME,
+    AzureWindow,
+    MaintenanceScope,
+    iana_time_zone,
+    parse_azure_window,
+)
 from forewarn.core.windows import (
     MaintenanceCalendar,
     MaintenanceWindow,
@@ -24,7 +30,6 @@ from forewarn.core.windows import (
     parse_window,
     window_text,
 )
-from forewarn.core.windows_time_zones import IANA_ZONE_BY_WINDOWS_NAME, iana_time_zone
 
 BERLIN = "W. Europe Standard Time"
 

@@ -12,9 +12,9 @@ from forewarn.core.cause import Cause
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Orchestration, Vm
 from forewarn.core.fleet_diff import FleetDiff, diff_fleet
-from forewarn.core.fleetfile.naming import flexible_instance_ids
 from forewarn.core.fleetfile.problems import InvalidFleetFile
 from forewarn.core.fleetfile.reader import DeclaredFleet, read_fleet_file
+from forewarn.core.fleetfile.tables import flexible_instance_ids
 from forewarn.core.maintenance_configuration import SCALE_SET_TYPE, VM_TYPE, AssignmentFilter
 from forewarn.core.projection import instance_facts
 from forewarn.core.resource_ids import scope_resource_id, vm_resource_id

@@ -12,8 +12,15 @@ from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.core.fleet import LastSeen, PowerState, Vm, VmCondition
 from forewarn.core.history import EntryKind
-from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
-from forewarn.core.unannounced import UnannouncedKind, VmFinding, VmReports, compare_vm
+from forewarn.core.unannounced import (
+    ObservedMachine,
+    ObservedState,
+    StateCause,
+    UnannouncedKind,
+    VmFinding,
+    VmReports,
+    compare_vm,
+)
 from tests.support.world import a_vm
 
 K, P, C, S, W = UnannouncedKind, PowerState, VmCondition, ObservedState, StateCause

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from forewarn.client.http1 import ResponseReader
-from forewarn.crash_test.answer_bytes import AnswerReader, InvalidAnswer, encode_answer
-from forewarn.crash_test.answers import ServiceAnswer
+from forewarn.crash_test.answers import AnswerReader, InvalidAnswer, ServiceAnswer, encode_answer
 from forewarn.protocol.http_message import HttpResponse
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nETag: "1"\r\nContent-Length: 5\r\nDate: now\r\n\r\nhello'

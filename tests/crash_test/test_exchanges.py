@@ -9,7 +9,7 @@ import pytest
 
 from forewarn.crash_test import answers
 from forewarn.crash_test.answers import Concerns, ServiceAnswer, SpoiledAnswer
-from forewarn.crash_test.exchanges import Exchange, RequestKind, unreadable_request
+from forewarn.crash_test.proxy import Exchange, RequestKind, unreadable_request
 from forewarn.crash_test.timeline import Approved, DeliveredEvent, OtherRequest, Polled, Poller
 from forewarn.protocol.http_message import HttpRequest
 

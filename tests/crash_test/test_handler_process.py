@@ -11,10 +11,8 @@ import pytest
 
 from forewarn.base.clock import LabClock
 from forewarn.crash_test.case_recorder import CaseRecorder
-from forewarn.crash_test.handler_files import copy_user_directory
-from forewarn.crash_test.handler_machine import HandlerMachine
+from forewarn.crash_test.handler_machine import HandlerMachine, copy_user_directory, is_running
 from forewarn.crash_test.handler_process import MAX_OUTPUT_LINES, HandlerProcess
-from forewarn.crash_test.process_usage import is_running
 from forewarn.crash_test.timeline import ProgramExited, ProgramOutput, ProgramStarted, ResourcesSampled, Timeline
 from forewarn.errors import Refused
 from tests.support.crash_handlers import make_machine, make_shell_machine

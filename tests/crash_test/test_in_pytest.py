@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from forewarn import scheduled_events
+from forewarn.crash_test.text_report import describe_timeline
 from forewarn.crash_test.timeline import (
     Approved,
     EventEnded,
@@ -21,7 +22,6 @@ from forewarn.crash_test.timeline import (
     Poller,
     ProgramExited,
 )
-from forewarn.crash_test.timeline_text import describe_timeline
 from forewarn.errors import Rejected
 from tests.crash_test.results import EVENT, a_timeline
 from tests.support.crash_handlers import APPROVING_HANDLER, ENDPOINT_ENV

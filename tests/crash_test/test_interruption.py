@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.crash_test.process_usage import is_running, list_descendants
+from forewarn.crash_test.handler_machine import is_running, list_descendants
 
 pytestmark = pytest.mark.crash
 COMMAND = (sys.executable, "-m", "forewarn.cli", "crash-test")

@@ -10,9 +10,9 @@ import pytest
 
 from forewarn.crash_test.answers import Concerns, ServiceAnswer, SpoiledAnswer
 from forewarn.crash_test.case import Layout
-from forewarn.crash_test.case_fleet import declare_case_fleet, vms_with_handler
 from forewarn.crash_test.claims import HandlerProfile
 from forewarn.crash_test.live_stage import LiveStage, StageSetup, open_live_stage
+from forewarn.crash_test.preflight import declare_case_fleet, vms_with_handler
 from forewarn.crash_test.timeline import (
     Disturbance,
     EventEnded,

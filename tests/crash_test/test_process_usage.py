@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from forewarn.crash_test.process_usage import StarvationMeter, ThreadTimes
+from forewarn.crash_test.handler_machine import StarvationMeter, ThreadTimes
 
 COMPUTE = "import os; os.sched_setaffinity(0, {%d})\nwhile True: pass"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the waits of threads")

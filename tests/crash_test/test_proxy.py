@@ -189,7 +189,7 @@ def test_a_client_that_left_a_held_long_poll_did_not_get_its_answer(run_proxied:
 def test_a_request_that_stays_incomplete_gets_the_time_limit_of_the_service(
     run_proxied: RunScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forewarn.crash_test.proxy_connection._INCOMPLETE_REQUEST_S", 0.05)
+    monkeypatch.setattr("forewarn.crash_test.proxy._INCOMPLETE_REQUEST_S", 0.05)
     defaults = Limits.__init__.__kwdefaults__  # of the lab's service
     assert defaults is not None
     monkeypatch.setitem(defaults, "request_s", 0.2)

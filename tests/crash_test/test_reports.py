@@ -14,18 +14,14 @@ from rich.console import Console
 
 from forewarn.cli.crash_test_run import ReportFiles, report_result
 from forewarn.cli.invocation import Invocation
-from forewarn.crash_test.badge import badge_svg
 from forewarn.crash_test.baseline import baseline_text, compare_with_baseline, load_baseline
 from forewarn.crash_test.case import Case
-from forewarn.crash_test.fixes import find_fixes
-from forewarn.crash_test.grade_text import explain_grade
+from forewarn.crash_test.ci_reports import badge_svg, junit_xml
 from forewarn.crash_test.grading import Grade
-from forewarn.crash_test.html_report import html_report
-from forewarn.crash_test.junit import junit_xml
+from forewarn.crash_test.html_report import html_report, timeline_svg
 from forewarn.crash_test.result import CrashTestResult
-from forewarn.crash_test.text_report import render_result
+from forewarn.crash_test.text_report import explain_grade, find_fixes, render_result
 from forewarn.crash_test.timeline import Disturbance, EventPublished, Impact, ProgramOutput, Timeline
-from forewarn.crash_test.timeline_picture import timeline_svg
 from forewarn.crash_test.verdict import CaseOutcome, Severity
 from forewarn.errors import Rejected
 from tests.crash_test.results import a_case, a_result, a_timeline

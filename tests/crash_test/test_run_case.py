@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from forewarn.crash_test.claims import HandlerClaims, HandlerProfile
-from forewarn.crash_test.process_usage import is_running, list_descendants
+from forewarn.crash_test.handler_machine import is_running, list_descendants
 from forewarn.crash_test.run_case import CaseTask, RawCaseResult
 from forewarn.crash_test.timeline import EventEnded, ProgramExited, ProgramOutput, ProgramStarted
 from tests.support.crash_handlers import APPROVING_HANDLER, ENDPOINT_ENV

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.metadata.netns import run_in_namespace
+from forewarn.metadata.listeners import run_in_namespace
 from tests.support.containers import (
     BASE,
     ROOT,

@@ -8,7 +8,7 @@ import pytest
 
 from forewarn.core.cause import Cause, Verb
 from forewarn.core.event import Act, ActOutcome, Event, EventState
-from forewarn.core.explain.vm_state import VmState, vm_state
+from forewarn.core.explain.explanation import VmState, vm_state
 from forewarn.core.fleet import EvictionPolicy, PowerState, Priority, Vm, vm_key_in_scope
 from forewarn.core.request import RequestedOperation
 from tests.support.world import World, a_host, a_vm

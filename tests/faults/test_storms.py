@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from forewarn.control.faults import FaultSpec, FaultTarget
 from forewarn.control.fleet import FleetChange
-from forewarn.core.fault_storm import StormTarget, plan_storm
-from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, FaultKind, check_parameters, fault_duration_s
+from forewarn.core.faults import (
+    FAULT_DEFINITIONS,
+    FaultCategory,
+    FaultKind,
+    StormTarget,
+    check_parameters,
+    fault_duration_s,
+    plan_storm,
+)
 from forewarn.errors import Refused, Rejected, Unavailable
 from tests.support.world import World, a_host, a_vm
 

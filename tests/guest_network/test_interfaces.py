@@ -12,10 +12,11 @@ from forewarn.machines.guest_network.interfaces import (
     Attachment,
     VmInterface,
     combine_interfaces,
+    parse_domain,
     parse_interface_file,
     parse_option,
+    parse_reserved_addresses,
 )
-from forewarn.machines.guest_network.libvirt_xml import parse_domain, parse_reserved_addresses
 from forewarn.machines.guest_network.plan import Link
 from forewarn.machines.guest_network.sources import NamedInterfaces, read_domains, select_fleet_vms, vm_interface
 

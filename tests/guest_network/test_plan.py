@@ -12,19 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forewarn.errors import Rejected
-from forewarn.machines.guest_network.changes import describe_changes, pending_changes, sysctl_name
 from forewarn.machines.guest_network.interfaces import Attachment, VmInterface
-from forewarn.machines.guest_network.machine import boot_id, namespace_cookie, run_program
 from forewarn.machines.guest_network.plan import (
     FormerValue,
     HostState,
     Link,
     NetworkPlan,
     build_plan,
+    describe_changes,
     listener_tables,
+    pending_changes,
     render_listeners,
+    sysctl_name,
 )
-from forewarn.machines.guest_network.record import Record, exclusive_access, read_record, write_record
+from forewarn.machines.guest_network.record import (
+    Record,
+    boot_id,
+    exclusive_access,
+    namespace_cookie,
+    read_record,
+    run_program,
+    write_record,
+)
 from forewarn.machines.guest_network.ruleset import FAMILIES, fixed_part, render_ruleset
 from forewarn.metadata.listener_config import parse_listeners
 

@@ -21,9 +21,8 @@ from forewarn.errors import Rejected, Unavailable
 from forewarn.machines import command_run
 from forewarn.machines.command import CommandHypervisor, CommandSpec
 from forewarn.machines.command_run import CommandRunJournal
-from forewarn.machines.interface import ActDone, ActNotTried, ActUnderWay
+from forewarn.machines.interface import ActDone, ActNotTried, ActUnderWay, VerbSupport
 from forewarn.machines.moves import MoveHandover, MoveRelease, MoveStep, StepReport
-from forewarn.machines.verb_support import VerbSupport
 from tests.support.service_process import eventually
 
 NOW = 1_700_000_000.0

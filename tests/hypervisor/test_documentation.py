@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.control.act_limits import ActLimits
-from forewarn.control.executor import ActRetryPolicy
+from forewarn.control.executor import ActLimits, ActRetryPolicy
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.core.fleetfile.reader import read_fleet_file
 from forewarn.machines.command import CommandHypervisor, CommandSpec, command_input
 from forewarn.machines.command_run import CommandRunJournal
 from forewarn.machines.interface import ActDone, ActUnderWay
-from forewarn.machines.process.hypervisor import ANSWER_TIMEOUT_S
-from forewarn.machines.process.registry import RECONNECT_GRACE_S
+from forewarn.machines.process.hypervisor import ANSWER_TIMEOUT_S, RECONNECT_GRACE_S
 from forewarn.service.settings import HypervisorKind, Settings, load_settings
 
 DOCS = Path(__file__).parents[2] / "docs"

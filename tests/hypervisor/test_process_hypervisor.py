@@ -24,12 +24,15 @@ from forewarn.conformance.hypervisor import HypervisorConformance
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act, act_id
 from forewarn.errors import Refused, Unavailable
-from forewarn.machines.interface import ActDone, ActUnderWay, Hypervisor
+from forewarn.machines.interface import ActDone, ActUnderWay, Hypervisor, is_process_alive
 from forewarn.machines.ledger import EffectLedger
-from forewarn.machines.liveness import is_process_alive
 from forewarn.machines.process.connection import SupervisorConnection
-from forewarn.machines.process.hypervisor import ProcessHypervisor
-from forewarn.machines.process.registry import SupervisorRecord, SupervisorRecords, SupervisorRegistry
+from forewarn.machines.process.hypervisor import (
+    ProcessHypervisor,
+    SupervisorRecord,
+    SupervisorRecords,
+    SupervisorRegistry,
+)
 from forewarn.machines.simulated import SimulatedHypervisor
 from tests.support.fake_supervisor import FakeSupervisor, FakeSupervisorJournal, process_start_time
 

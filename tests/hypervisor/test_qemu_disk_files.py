@@ -11,9 +11,9 @@ import pytest
 from forewarn.errors import Refused
 from forewarn.machines.driver import HostUnreachable
 from forewarn.machines.interface import ActNotTried
-from forewarn.machines.qemu.copies import QemuDefinitionCopies
-from forewarn.machines.qemu.disk_files import DiskFileJobs
-from forewarn.machines.qemu.instance import QemuInstance
+from forewarn.machines.qemu.disks import DiskFileJobs
+from forewarn.machines.qemu.driver import QemuDefinitionCopies
+from forewarn.machines.qemu.processes import QemuInstance
 
 _ENDLESS = 1 << 42  # 4 TiB of zeros without blocks: reading them takes an hour
 

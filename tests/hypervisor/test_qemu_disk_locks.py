@@ -17,9 +17,9 @@ from forewarn.machines.acts import MachineHypervisor
 from forewarn.machines.driver import MachineState
 from forewarn.machines.interface import ActDone, ActUnderWay
 from forewarn.machines.journal import MachineJournal
-from forewarn.machines.qemu.disk_locks import DiskLocks
+from forewarn.machines.qemu.disks import DiskLocks
 from forewarn.machines.qemu.driver import QemuDriver
-from forewarn.machines.qemu.instance import QemuInstance
+from forewarn.machines.qemu.processes import QemuInstance
 from tests.support import fake_qemu
 from tests.support.fake_qemu_site import FIRST, SECOND, VM, FakeSite
 from tests.support.machine_acts import machine_act

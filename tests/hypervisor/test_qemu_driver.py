@@ -16,7 +16,7 @@ from forewarn.errors import Refused
 from forewarn.machines.driver import HostUnreachable, MachineDriver, MachineMark, MachineState
 from forewarn.machines.qemu.definition import QemuHost
 from forewarn.machines.qemu.driver import QemuDriver
-from forewarn.machines.qemu.instance import QemuInstance, sync_directory
+from forewarn.machines.qemu.processes import QemuInstance, sync_directory
 from tests.support import fake_qemu
 from tests.support.fake_qemu_site import FIRST, PYTHON, SECOND, VM, FakeSite
 

@@ -11,7 +11,7 @@ import pytest
 
 from forewarn.machines.driver import MachineState
 from forewarn.machines.qemu.driver import QemuDriver
-from forewarn.machines.qemu.instance import QemuInstance
+from forewarn.machines.qemu.processes import QemuInstance
 from tests.support.fake_qemu_site import FIRST, SECOND, VM, FakeSite
 from tests.support.service_process import eventually
 

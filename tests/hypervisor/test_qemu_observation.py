@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
+from forewarn.core.unannounced import ObservedMachine, ObservedState, StateCause
 from forewarn.machines.driver import HostUnreachable
 from forewarn.machines.qemu.driver import QemuDriver
 from forewarn.machines.qemu.observation import changed_hosts, machine_in_state

@@ -14,7 +14,7 @@ import pytest
 from forewarn.machines.driver import MachineState
 from forewarn.machines.qemu.definition import QemuHost
 from forewarn.machines.qemu.driver import QemuDriver
-from forewarn.machines.qemu.instance import QemuInstance
+from forewarn.machines.qemu.processes import QemuInstance
 from tests.support.fake_qemu import GREETING
 
 HOST, VM = "host-1", "web-0"

@@ -17,7 +17,7 @@ import pytest
 
 from forewarn.errors import Refused, Unavailable
 from forewarn.lab import Lab
-from forewarn.lab.loop_thread import LoopThread
+from forewarn.lab.lab import LoopThread
 
 FILES = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
 

@@ -11,9 +11,7 @@ import pytest
 from forewarn.core.fleetfile.reader import read_fleet_file
 from forewarn.errors import Rejected
 from forewarn.lab.vms.image import GuestImage, image_directory
-from forewarn.lab.vms.layout import GUESTS, HOSTS, VmLab
-from forewarn.lab.vms.machines import remove_files
-from forewarn.lab.vms.network import create_network, remove_network
+from forewarn.lab.vms.layout import GUESTS, HOSTS, VmLab, create_network, remove_files, remove_network
 from forewarn.machines.qemu.definition import parse_definition
 from forewarn.service.settings import HypervisorKind, load_settings
 

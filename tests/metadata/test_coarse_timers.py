@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.metadata.coarse_timers import CoarseTimers
+from forewarn.metadata.server_state import CoarseTimers
 from tests.metadata.conftest import RunScenario
 
 RESOLUTION_S = 0.01

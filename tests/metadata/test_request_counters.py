@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families as read
 
 from forewarn.core.faults import Fault, FaultKind
 from forewarn.metadata import Limits
+from forewarn.metadata.metrics import CODE_LABELS, VERSION_LABELS, RequestMetrics
 from forewarn.metadata.request_counters import RequestTotals, sum_totals
-from forewarn.metadata.request_metrics import CODE_LABELS, VERSION_LABELS, RequestMetrics
 from tests.metadata.conftest import MakeRequest, RunScenario, World
 
 OLD = "/metadata/scheduledevents?api-version=2017-08-01"

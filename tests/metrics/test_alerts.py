@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as read
 
 from forewarn.cluster.metrics import ControlNodeFigures, ControlNodeMetrics
-from forewarn.metadata.metrics_registry import WorkerMetrics
+from forewarn.metadata.metrics import WorkerMetrics
 from forewarn.metadata.request_counters import RequestTotals
 from tests.metrics.test_service_metrics import MeteredWorld, run_some_events
 from tests.support.service_process import ServiceProcess, eventually, free_port

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as read
 
-from forewarn.control.act_limits import ActLimits
 from forewarn.control.directory import FleetDirectory
+from forewarn.control.executor import ActLimits
 from forewarn.core.event import Event
 from forewarn.core.explain.polling import SILENCE_LIMIT_S, PollingPace, PollingState
 from forewarn.core.fleet import Priority

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from forewarn.machines.namespace_vm.output_log import OutputLog
+from forewarn.machines.namespace_vm.supervisor import OutputLog
 
 
 def run_with_writer(log: OutputLog, write: Callable[[int], None]) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.metadata.netns import run_in_namespace
+from forewarn.metadata.listeners import run_in_namespace
 from tests.support.service_process import START_TIMEOUT_S, HttpAnswer, ServiceProcess, eventually
 
 METADATA = "169.254.169.254"

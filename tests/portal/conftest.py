@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 
 from forewarn.core.access import Grant, Principal, Role, owner_principal
-from forewarn.service.web_app import build_web_app
+from forewarn.service.web_server import build_web_app
 from forewarn.web.portal.context import CurrentSession
 from tests.support import operator_api
 from tests.support.operator_api import Answer, Api, exchange

@@ -20,11 +20,10 @@ from forewarn.auth.sessions import SessionIssuer, SignInLinks
 from forewarn.auth.token_service import TokenService
 from forewarn.auth.tokens import SigningKey, TokenIssuer
 from forewarn.base.clock import read_real_time
-from forewarn.service.web_app import PlainHttpMiddleware, build_web_app
-from forewarn.web.authentication import BearerAuthenticator
+from forewarn.service.web_server import PlainHttpMiddleware, build_web_app
+from forewarn.web.authorization import BearerAuthenticator
 from forewarn.web.dependencies import Dependencies
-from forewarn.web.portal.session import SessionManager
-from forewarn.web.portal.sign_in import ONE_TIME_LINK_PATH, sign_in_routes
+from forewarn.web.portal.sign_in import ONE_TIME_LINK_PATH, SessionManager, sign_in_routes
 from tests.portal.conftest import Page
 from tests.support.oidc_issuer import LOOPBACK_CLIENT
 from tests.support.operator_api import Api

@@ -13,7 +13,7 @@ from forewarn.core.access import Principal
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import RequestedOperation
-from forewarn.service.web_app import build_web_app
+from forewarn.service.web_server import build_web_app
 from forewarn.store.memory import MemoryStore
 from forewarn.web.portal.context import CurrentSession
 from tests.portal.conftest import PortalUser

@@ -16,7 +16,7 @@ from forewarn.control.fleet import FleetChange
 from forewarn.core.access import Grant, Principal, Role, owner_principal
 from forewarn.core.commit import Commit
 from forewarn.core.event import EventState
-from forewarn.core.explain.vm_state import VmState, vm_state
+from forewarn.core.explain.explanation import VmState, vm_state
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
 from forewarn.core.resource_ids import vm_resource_id
 from forewarn.errors import ForewarnError

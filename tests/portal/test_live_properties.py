@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forewarn.core.access import owner_principal
 from forewarn.core.event import EventState
-from forewarn.core.explain.vm_state import vm_state
+from forewarn.core.explain.explanation import vm_state
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Rejected
 from forewarn.web.portal import live_updates

@@ -15,7 +15,7 @@ from forewarn.core.history import EventDelivery
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Unavailable
 from forewarn.metadata import GuestObservations
-from forewarn.service.web_app import build_web_app
+from forewarn.service.web_server import build_web_app
 from forewarn.store.memory import MemoryStore
 from forewarn.web.portal import live_stream, live_updates, store_monitor
 from tests.portal.conftest import PortalUser

@@ -18,7 +18,7 @@ from forewarn.core.control_node import NodeRow
 from forewarn.core.event import Act
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.machines.interface import ActUnderWay
-from forewarn.web.portal import node_status
+from forewarn.web.portal import nodes_page
 from tests.portal.conftest import Page, PortalUser
 from tests.portal.live_stream_client import open_stream, run_scenario
 from tests.portal.test_tables_as_cards import assert_cells_are_labelled, tables_of_cards
@@ -240,7 +240,7 @@ def test_a_cluster_shows_only_the_kinds_of_nodes_that_it_has(
 
 
 def test_an_open_page_hears_of_a_node_that_falls_silent(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_status, "_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(nodes_page, "_CHECK_INTERVAL_S", 0.01)
 
     async def scenario() -> None:
         async with open_stream(cluster.user) as stream:
@@ -252,8 +252,8 @@ def test_an_open_page_hears_of_a_node_that_falls_silent(cluster: Cluster, monkey
 
 
 def test_a_page_with_the_same_nodes_is_not_told_of_them(cluster: Cluster) -> None:
-    before = node_status.host_node_rows(cluster.user.api.dependencies)
+    before = nodes_page.host_node_rows(cluster.user.api.dependencies)
     for node in cluster.host_nodes:
         node["silent_s"] += 1.0
         node["clock_ahead_s"] += 0.01
-    assert node_status.host_node_rows(cluster.user.api.dependencies) == before
+    assert nodes_page.host_node_rows(cluster.user.api.dependencies) == before

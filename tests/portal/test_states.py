@@ -13,13 +13,13 @@ import pytest
 
 from forewarn.cluster.node_roles import NodeRole
 from forewarn.core.event import Ending
+from forewarn.core.explain.explanation import VmState
 from forewarn.core.explain.polling import EventAwareness, PollingState
-from forewarn.core.explain.vm_state import VmState
 from forewarn.core.fleet import HostHealth
 from forewarn.core.history import EntryKind
 from forewarn.core.request import RolloutState, RolloutTally
 from forewarn.core.request_state import RequestState
-from forewarn.web.portal.node_status import HostNodeState
+from forewarn.web.portal.nodes_page import HostNodeState
 from forewarn.web.portal.states import STATES, StateFamily, StateLook, state_class, state_element, state_stylesheet
 from tests.portal.conftest import PortalUser
 

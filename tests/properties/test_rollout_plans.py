@@ -7,7 +7,7 @@ from contextlib import closing
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from forewarn.control.rollout_plan import plan_rollout
+from forewarn.control.dry_run import plan_rollout
 from forewarn.core.event import EventState
 from forewarn.core.explain.rollout_plan import RolloutPlan
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState

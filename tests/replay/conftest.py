@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from forewarn.core.fleet import Priority
-from forewarn.core.replay import ReplayedAnswer
-from forewarn.core.replay_script import RecordedAnswer, UploadedRecording
+from forewarn.core.replay import RecordedAnswer, ReplayedAnswer, UploadedRecording
 from forewarn.core.request import MaintenanceRequest
 from forewarn.protocol.codec import encode_document
 from forewarn.protocol.dates import http_date

@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 
 from forewarn.client.endpoint import parse_endpoint
-from forewarn.client.recorder import EndpointRecorder
-from forewarn.client.recording import EndpointRecording, RecordedResponse, RecordingHeader, encode_recording
+from forewarn.client.recording import (
+    EndpointRecorder,
+    EndpointRecording,
+    RecordedResponse,
+    RecordingHeader,
+    encode_recording,
+)
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 from tests.support.service_process import ServiceProcess
 

@@ -8,8 +8,7 @@ import pytest
 
 from forewarn.client import Unreachable
 from forewarn.client.endpoint import parse_endpoint
-from forewarn.client.recorder import EndpointRecorder
-from forewarn.client.recording import RecordedResponse
+from forewarn.client.recording import EndpointRecorder, RecordedResponse
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 DATE = ("Date", "Mon, 19 Sep 2016 18:14:47 GMT")

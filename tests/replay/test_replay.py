@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forewarn.base.clock import SystemClock
-from forewarn.core.replay import KNOWN_EVENT_IDS_S
-from forewarn.core.replay_script import RecordedAnswer, UploadedRecording
+from forewarn.core.replay import KNOWN_EVENT_IDS_S, RecordedAnswer, UploadedRecording
 from forewarn.core.request import RequestedOperation, RequestKey
 from forewarn.errors import NotFound, Refused, Rejected, Remedy, Unavailable
 from forewarn.metadata.workers.publisher import MetadataPublisher, PublisherConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.replay_script import RecordedAnswer, ReplayScript, UploadedRecording, build_replay_script
+from forewarn.core.replay import RecordedAnswer, ReplayScript, UploadedRecording, build_replay_script
 from forewarn.errors import Rejected
 from forewarn.protocol.dates import http_date, iso_date
 from forewarn.protocol.document import EventNotice, EventSource, Kind, NoticeStatus

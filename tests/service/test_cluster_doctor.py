@@ -9,7 +9,7 @@ import pytest
 
 from forewarn.core.control_node import NodeRow
 from forewarn.errors import Unavailable
-from forewarn.service.cluster_doctor import cluster_checks
+from forewarn.service.doctor import cluster_checks
 
 
 class Node:

@@ -17,10 +17,9 @@ from forewarn.control.control_plane import ControlPlane
 from forewarn.control.fleet import FleetChange
 from forewarn.core.fleet import Vm
 from forewarn.errors import Refused
-from forewarn.service.cluster_control import new_cluster_control
 from forewarn.service.data_directory import DataDirectory
 from forewarn.service.settings import Settings, load_settings
-from forewarn.service.wiring import ServiceStorage, open_control, running_service, start_service
+from forewarn.service.wiring import ServiceStorage, new_cluster_control, open_control, running_service, start_service
 from forewarn.store import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 from tests.support.memory_bus import MemoryBroker, MemoryBus

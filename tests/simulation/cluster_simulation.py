@@ -15,8 +15,8 @@ from enum import StrEnum
 from random import Random
 from typing import Any
 
-from forewarn.cluster.host_facts import HostFacts
-from forewarn.cluster.host_projection import vms_by_host
+from forewarn.cluster.host_answers import HostFacts
+from forewarn.cluster.host_streams import vms_by_host
 from forewarn.cluster.messages import HostFact, HostScope, OrderReport, decode_order_reply
 from forewarn.core.event import EventState
 from forewarn.errors import ForewarnError

@@ -17,9 +17,16 @@ from typing import Any
 from forewarn.agent.config import AgentConfig
 from forewarn.agent.daemon import AgentDaemon, ServerClock
 from forewarn.agent.journal import AgentJournal
-from forewarn.agent.model import ApprovalPolicy, ApproveWhen, RuleConfig, StepConfig, StepContext, StepOutcome
+from forewarn.agent.model import (
+    ApprovalPolicy,
+    ApproveWhen,
+    EventRecord,
+    RuleConfig,
+    StepConfig,
+    StepContext,
+    StepOutcome,
+)
 from forewarn.agent.reactions import REACTIONS, ReactionKind
-from forewarn.agent.records import EventRecord
 from forewarn.client import AsyncClient
 from forewarn.client.async_client import AsyncConnection
 from forewarn.client.effects import CallFunction, Effect, FlowRunner

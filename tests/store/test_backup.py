@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.conformance.store_rows import replace_fields, sample_event, sample_history_entry, sample_vm
+from forewarn.conformance.store_suite import replace_fields, sample_event, sample_history_entry, sample_vm
 from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused, Rejected, Unavailable

@@ -11,12 +11,19 @@ from zlib import crc32
 
 import pytest
 
-from forewarn.conformance.store_rows import sample_history_entry
+from forewarn.conformance.store_suite import sample_history_entry
 from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.store import SqliteStore, restore_backup
-from forewarn.store.commit_mark import CommitMark, find_lost_writes, mark_path, read_number
-from forewarn.store.epochs import RENEWAL_NAME, EpochRenewal, read_renewal
+from forewarn.store.commit_mark import (
+    RENEWAL_NAME,
+    CommitMark,
+    EpochRenewal,
+    find_lost_writes,
+    mark_path,
+    read_number,
+    read_renewal,
+)
 from forewarn.store.sqlite_file import connect
 
 NOW = 1_900_000_000.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.conformance.store_rows import sample_history_entry
+from forewarn.conformance.store_suite import sample_history_entry
 from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import Unavailable

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from forewarn.cluster.digests import copy_digests, snapshot_digests
 from forewarn.cluster.following import CopyFollower, RebuildReason, build_copy
 from forewarn.cluster.record import (
     LEASE_S,
@@ -22,9 +21,9 @@ from forewarn.cluster.record import (
     RowChange,
     chain_hash,
 )
-from forewarn.cluster.row_changes import encode_changes
+from forewarn.cluster.row_changes import copy_digests, encode_changes, snapshot_digests
 from forewarn.conformance.record import group_after
-from forewarn.conformance.store_rows import sample_history_entry
+from forewarn.conformance.store_suite import sample_history_entry
 from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused, Rejected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.store.group_gathering import GroupGathering
+from forewarn.store.writer_thread import GroupGathering
 
 
 def commit(gathering: GroupGathering, size: int, *, at: float = 0.0, took_s: float = 0.1) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from forewarn.conformance.store_rows import sample_history_entry
+from forewarn.conformance.store_suite import sample_history_entry
 from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, Unavailable

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.types.numeric import Int8
 
-from forewarn.cluster.postgres_arrays import array_parameters, upsert_all_sql
+from forewarn.cluster.postgres_connection import array_parameters, upsert_all_sql
 from forewarn.cluster.row_changes import REPLICATED_TABLES
 from tests.support.random_rows import FLOATS, INTEGERS, TEXTS
 

@@ -12,7 +12,7 @@ import pytest
 
 from forewarn.errors import Unavailable
 from forewarn.store import SqliteStore
-from forewarn.store.reader_thread import ReaderThread
+from forewarn.store.sqlite import ReaderThread
 
 LIMIT_S = 60.0
 

@@ -20,7 +20,7 @@ from forewarn.cluster.record import (
     RecordUnavailable,
 )
 from forewarn.cluster.replicated_store import RecordReplication, ReplicatedStore
-from forewarn.conformance.store_rows import sample_history_entry, sample_poll, sample_vm
+from forewarn.conformance.store_suite import sample_history_entry, sample_poll, sample_vm
 from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, Rejected, Unavailable

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.cluster.digests import copy_digests, snapshot_digests
 from forewarn.cluster.replicated_store import ReplicatedStore
+from forewarn.cluster.row_changes import copy_digests, snapshot_digests
 from forewarn.conformance.store import StoreConformance
 from tests.support.memory_record import MemoryRecordServer
 from tests.support.replicated_store import open_replicated

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forewarn.cluster.record import LEASE_S, MustStop, RecordUnavailable
 from forewarn.cluster.replicated_store import RecordReplication, ReplicatedStore
-from forewarn.conformance.store_rows import sample_history_entry
+from forewarn.conformance.store_suite import sample_history_entry
 from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, Unavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from forewarn.conformance.store_rows import (
+from forewarn.conformance.store_suite import (
     SAMPLE_SCOPE_ID,
     finished_event,
     replace_fields,

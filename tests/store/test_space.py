@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.conformance.store_rows import finished_event, sample_event, sample_history_entry
+from forewarn.conformance.store_suite import finished_event, sample_event, sample_history_entry
 from forewarn.core.commit import Commit
 from forewarn.core.event import EventState
 from forewarn.core.history import EventDelivery

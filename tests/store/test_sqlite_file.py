@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.conformance.store_rows import sample_history_entry
+from forewarn.conformance.store_suite import sample_history_entry
 from forewarn.core.commit import Commit
 from forewarn.errors import Rejected, Unavailable
 from forewarn.store import SqliteStore

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from forewarn.conformance.store_rows import (
+from forewarn.conformance.store_suite import (
     SAMPLE_SCOPE_ID,
     replace_fields,
     sample_delivery,

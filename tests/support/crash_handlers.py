@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from forewarn.crash_test.handler_files import HandlerSpec
-from forewarn.crash_test.handler_machine import ChildMachine, HandlerMachine, NamespaceMachine
+from forewarn.crash_test.handler_machine import ChildMachine, HandlerMachine, HandlerSpec, NamespaceMachine
 
 ENDPOINT_ENV = "ENDPOINT"
 

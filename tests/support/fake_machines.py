@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
+from forewarn.core.unannounced import ObservedMachine, ObservedState, StateCause
 from forewarn.errors import Refused
 from forewarn.machines.driver import (
     IN_MEMORY,

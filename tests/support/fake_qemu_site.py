@@ -14,7 +14,7 @@ from typing import Any
 
 from forewarn.machines.qemu.definition import QemuHost
 from forewarn.machines.qemu.driver import QemuDriver
-from forewarn.machines.qemu.instance import QemuInstance
+from forewarn.machines.qemu.processes import QemuInstance
 from tests.support import fake_qemu
 from tests.support.service_process import eventually
 from tests.vms.hosts import toml_text

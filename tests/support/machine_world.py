@@ -9,8 +9,8 @@ from typing import Any
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.core.observation import HostObservation
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
+from forewarn.core.unannounced import HostObservation
 from forewarn.machines.acts import MachineHypervisor
 from forewarn.machines.interface import Hypervisor
 from tests.support.fake_machines import FakeHosts

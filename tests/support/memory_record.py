@@ -33,7 +33,7 @@ from forewarn.cluster.record import (
 )
 from forewarn.cluster.row_changes import REPLICATED_TABLES, upsert_sql
 from forewarn.core.control_node import NodeRow
-from forewarn.store.epochs import begin_new_epoch
+from forewarn.store.commit_mark import begin_new_epoch
 from forewarn.store.schema import REVISION
 
 KEPT_GROUPS = 1000  # `prune_log` never deletes the last ones

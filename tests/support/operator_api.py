@@ -17,7 +17,7 @@ from forewarn.core.access import Grant, Principal, Role
 from forewarn.core.decision import Policy
 from forewarn.core.fleet import Priority, Vm
 from forewarn.errors import Unauthenticated
-from forewarn.service.web_app import build_web_app
+from forewarn.service.web_server import build_web_app
 from forewarn.web.dependencies import Dependencies
 from tests.support.world import LAB_POLICY, World, a_host, a_vm
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from forewarn.cluster.digests import copy_digests, digest_tables, snapshot_digests
 from forewarn.cluster.following import CopyFollower
 from forewarn.cluster.record import LogPruned, RecordGroup, SharedRecord, SqlValues
+from forewarn.cluster.row_changes import copy_digests, digest_tables, snapshot_digests
 
 
 def check_log(groups: list[RecordGroup]) -> None:

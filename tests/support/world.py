@@ -19,9 +19,8 @@ from typing import Any, TypeVar
 from forewarn.base.clock import ClockSetting, LabClock, SystemClock
 from forewarn.base.http_client import HttpClient, LocalTargets
 from forewarn.base.times import RealTime
-from forewarn.control.act_limits import ActLimits
 from forewarn.control.control_plane import ControlInputs, ControlPlane
-from forewarn.control.executor import ActRetryPolicy
+from forewarn.control.executor import ActLimits, ActRetryPolicy
 from forewarn.control.fleet import FleetChange
 from forewarn.control.health_probes import HealthProber
 from forewarn.core.decision import EnablementMode, Policy

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import pytest
 
-from forewarn.machines.qemu.instance import QemuInstance
+from forewarn.machines.qemu.processes import QemuInstance
 from tests.support.service_process import eventually
 from tests.vms.hosts import AGENT, GUEST, HOST_NAMES, VM, HostSetup, QemuSite, why_vms_are_unavailable
 from tests.vms.libvirt_hosts import LibvirtSite, MigrationSite

@@ -19,10 +19,9 @@ import pytest
 from forewarn.errors import Refused
 from forewarn.machines.driver import HostUnreachable, MachineMark, MachineState, VmNeeds
 from forewarn.machines.libvirt.connection import LibvirtHost
-from forewarn.machines.libvirt.cpu import cpu_needs
 from forewarn.machines.libvirt.domain_state import ChangeKind
 from forewarn.machines.libvirt.driver import LibvirtDriver
-from forewarn.machines.libvirt.session import LibvirtSession
+from forewarn.machines.libvirt.session import LibvirtSession, cpu_needs
 from tests.vms.libvirt_hosts import OTHER_UUID, domain, driver_of
 
 pytest.importorskip("libvirt", reason="libvirt's Python module is missing: `make test-vms` installs it")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from forewarn.machines.driver import MachineMark, MachineState
-from forewarn.machines.libvirt.cpu import cpu_needs
 from forewarn.machines.libvirt.driver import LibvirtDriver
+from forewarn.machines.libvirt.session import cpu_needs
 from tests.vms.hosts import MEMORY_MIB, VM
 from tests.vms.libvirt_hosts import TIMEOUT_S, Guest, embedded_host, end_guest
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
+from forewarn.core.unannounced import ObservedMachine, ObservedState, StateCause
 from forewarn.machines.driver import HostUnreachable
 from forewarn.machines.libvirt.connection import LibvirtHost
 from forewarn.machines.libvirt.driver import LibvirtDriver

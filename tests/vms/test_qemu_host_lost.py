@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.machines.qemu.instance import QemuInstance
+from forewarn.machines.qemu.processes import QemuInstance
 from forewarn.machines.qemu.qmp import connect_monitor
 from tests.support.service_process import eventually
 from tests.vms.conftest import TEST_MONITOR, CloneGuest

@@ -15,7 +15,7 @@ from contextlib import closing
 
 import pytest
 
-from forewarn.machines.qemu.instance import QemuInstance
+from forewarn.machines.qemu.processes import QemuInstance
 from tests.support.nats_server import NatsServer, nats_program
 from tests.support.node_process import NodeProcess
 from tests.support.service_process import ServiceProcess, eventually

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.machines.qemu.instance import QemuInstance
+from forewarn.machines.qemu.processes import QemuInstance
 from tests.support.service_process import eventually
 from tests.vms.conftest import CloneGuest
 from tests.vms.hosts import HOST_NAMES, VM, QemuSite

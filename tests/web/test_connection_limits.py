@@ -22,7 +22,7 @@ from forewarn.core.access import Grant, Principal, Role
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.errors import Unauthenticated
-from forewarn.service.web_app import build_web_app
+from forewarn.service.web_server import build_web_app
 from forewarn.web.connection_slots import EVICT_AFTER_S, ConnectionShares, claim_connection
 from forewarn.web.server import (
     ANONYMOUS_REQUEST_TIMEOUT_S,

@@ -21,8 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from forewarn.auth.certificates import ServiceCertificates, ca_certificate_path
-from forewarn.auth.forwarding_tokens import ForwardedCall, ForwardingTokens
-from forewarn.auth.tokens import SigningKey
+from forewarn.auth.tokens import ForwardedCall, ForwardingTokens, SigningKey
 from forewarn.cluster.forwarding import FORWARDED_HEADER, ForwardedCallMiddleware, ForwardingApp, forwarded_owner
 from forewarn.web.server import ServingState, serve_tls, serve_unix
 

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from forewarn.auth.certificates import ServiceCertificates
 from forewarn.auth.pem import CertificateFiles
-from forewarn.service.web_app import PlainHttpMiddleware
+from forewarn.service.web_server import PlainHttpMiddleware
 from forewarn.web import server
 from forewarn.web.connection_slots import ConnectionShares, ConnectionSlots
 from forewarn.web.server import HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, is_loopback_address, serve_tls

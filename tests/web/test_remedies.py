@@ -8,7 +8,7 @@ import pytest
 
 from forewarn.errors import ForewarnError, NotFound, Rejected, Remedy
 from forewarn.web.api_routes import ROUTES
-from forewarn.web.remedies import Surface, message_for, surface_of
+from forewarn.web.errors import Surface, message_for, surface_of
 
 FIELDS = {
     "client": "ci",

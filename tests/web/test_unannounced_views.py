@@ -10,8 +10,8 @@ import pytest
 from forewarn.control.directory import FleetDirectory
 from forewarn.core.access import owner_principal
 from forewarn.core.fleet import LastSeen, PowerState, VmCondition
-from forewarn.core.observation import StateCause
 from forewarn.core.request import RequestedOperation
+from forewarn.core.unannounced import StateCause
 from forewarn.machines.driver import MachineState
 from forewarn.metadata.request_counters import RequestTotals
 from forewarn.web.metrics import ServiceMetrics

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.control.webhook_sender import retry_delay_s
+from forewarn.control.webhook_delivery import retry_delay_s
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import RequestedOperation

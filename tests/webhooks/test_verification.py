@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.control.webhook_verification import TEST_EVENT_TYPE, VALIDATION_EVENT_TYPE, DeliveryTestResult
+from forewarn.control.webhook_delivery import TEST_EVENT_TYPE, VALIDATION_EVENT_TYPE, DeliveryTestResult
 from forewarn.core.webhook import WebhookSchema
 from forewarn.errors import Refused
 from tests.support.webhook_receiver import ReceiverAnswer, WebhookReceiver

@@ -15,7 +15,7 @@ from forewarn.base.clock import SystemClock
 from forewarn.errors import Unavailable
 from forewarn.metadata import CallerDirectory, PublishedDocuments
 from forewarn.metadata.fault_quota import SharedFaultQuota
-from forewarn.metadata.workers.handle import WorkerHandle
+from forewarn.metadata.workers.channel import WorkerHandle
 from forewarn.metadata.workers.messages import EchoReply, StateComplete, WorkerReady, encode_message, scope_message
 from forewarn.metadata.workers.pool import WorkerPool
 from tests.support.metadata_backend import FakeMetadataBackend

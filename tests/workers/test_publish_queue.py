@@ -6,17 +6,17 @@ import asyncio
 
 import pytest
 
-from forewarn.metadata.workers import publish_queue
-from forewarn.metadata.workers.publish_queue import PublishQueue
+from forewarn.metadata.workers import publisher
+from forewarn.metadata.workers.publisher import PublishQueue
 
-MANY = [f"vm:s/g/{number}" for number in range(publish_queue._MAX_AT_ONCE + 1)]
+MANY = [f"vm:s/g/{number}" for number in range(publisher._MAX_AT_ONCE + 1)]
 
 
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every turn publishes one scope, however fast the machine is; a failed one is tried again at once."""
-    monkeypatch.setattr(publish_queue, "_RETRY_S", 0.0)
-    monkeypatch.setattr(publish_queue, "_TURN_S", 1e-9)
+    monkeypatch.setattr(publisher, "_RETRY_S", 0.0)
+    monkeypatch.setattr(publisher, "_TURN_S", 1e-9)
 
 
 def test_few_scopes_are_published_at_once() -> None:

@@ -24,7 +24,7 @@ from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.directory import FleetDirectory
 from forewarn.machines.ledger import EffectLedger
 from forewarn.machines.simulated import SimulatedHypervisor
-from forewarn.metadata.metrics_registry import WorkerMetrics, render_text
+from forewarn.metadata.metrics import WorkerMetrics, render_text
 from forewarn.metadata.node_metrics import HostNodesCollector, NodeMetrics
 from forewarn.metadata.request_counters import RequestTotals
 from forewarn.store.memory import MemoryStore

@@ -6,8 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from forewarn.agent.approval import BoardView
-from forewarn.agent.model import ApprovalCheckConfig, RuleConfig, StepConfig, StepPhase
-from forewarn.agent.records import ApprovalCheckRecord, ApprovalRecord, ApprovalState, EventRecord, OpenRecords, StepRun
+from forewarn.agent.model import (
+    ApprovalCheckConfig,
+    ApprovalCheckRecord,
+    ApprovalRecord,
+    ApprovalState,
+    EventRecord,
+    OpenRecords,
+    RuleConfig,
+    StepConfig,
+    StepPhase,
+    StepRun,
+)
 
 TaskKey = tuple[str, str]  # key of an event, and a step's name, APPROVAL_CHECK_TASK or APPROVAL_TASK
 APPROVAL_CHECK_TASK, APPROVAL_TASK = "(gate)", "(approval)"  # not valid as names of steps

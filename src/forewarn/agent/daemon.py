@@ -19,7 +19,7 @@ from forewarn.agent.config import AgentConfig
 from forewarn.agent.decision import next_actions
 from forewarn.agent.event_tracking import record_after_reboot, record_under_new_rules, records_after_changes
 from forewarn.agent.journal import AgentJournal
-from forewarn.agent.reactions.run_mark import end_all_orphan_processes
+from forewarn.agent.reactions.processes import end_all_orphan_processes
 from forewarn.agent.readiness_board import BoardSynchronizer, ReadinessBoard
 from forewarn.agent.reporting import (
     AgentObserver,

@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from forewarn.agent.model import Event, RuleConfig
-from forewarn.agent.records import TRIED_STATES, EventRecord, OpenRecords, StepRun, StepState
-from forewarn.agent.rules import find_rule, has_started
+from forewarn.agent.approval import find_rule, has_started
+from forewarn.agent.model import TRIED_STATES, Event, EventRecord, OpenRecords, RuleConfig, StepRun, StepState
 from forewarn.client import Change, Gone, Outcome
 from forewarn.client.events import event_key
 

@@ -18,13 +18,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forewarn.agent.model import Event, StepPhase
-from forewarn.agent.records import (
+from forewarn.agent.model import (
     ApprovalCheckRecord,
     ApprovalRecord,
     ApprovalState,
+    Event,
     EventRecord,
     OpenRecords,
+    StepPhase,
     StepRun,
     StepState,
 )

@@ -28,8 +28,7 @@ from forewarn.agent.journal import (
     record_from_rows,
     step_run_from_row,
 )
-from forewarn.agent.model import StepPhase
-from forewarn.agent.records import LOST_STEP_TEXT, EventRecord, StepRun, StepState
+from forewarn.agent.model import LOST_STEP_TEXT, EventRecord, StepPhase, StepRun, StepState
 from forewarn.agent.runner import file_time_stamp, keys_with_step_folders, stale_step_folders
 from forewarn.errors import Rejected
 

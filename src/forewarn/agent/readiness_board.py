@@ -19,11 +19,9 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from forewarn.agent.actions import AgentSnapshot
-from forewarn.agent.approval import BoardView
+from forewarn.agent.approval import BoardView, normalize_vm_name
 from forewarn.agent.decision import is_ready
-from forewarn.agent.model import ApproveWhen
-from forewarn.agent.records import EventRecord, event_folder_name
-from forewarn.agent.rules import normalize_vm_name
+from forewarn.agent.model import ApproveWhen, EventRecord, event_folder_name
 from forewarn.client.events import event_key
 
 HEARTBEAT_INTERVAL_S = 3.0

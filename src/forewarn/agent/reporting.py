@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 from forewarn.agent.actions import RecordStepEnd
+from forewarn.agent.approval import notice_left_s
 from forewarn.agent.config import AgentConfig
-from forewarn.agent.model import Event, StepConfig, StepOutcome, StepPhase
-from forewarn.agent.records import EventRecord, StepState
-from forewarn.agent.rules import notice_left_s
+from forewarn.agent.model import Event, EventRecord, StepConfig, StepOutcome, StepPhase, StepState
 from forewarn.client import lists
 
 LOG = logging.getLogger("forewarn.agent")

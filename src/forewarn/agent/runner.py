@@ -34,25 +34,23 @@ from forewarn.agent.journal import AgentJournal
 from forewarn.agent.model import (
     MAX_UNDO_TRIES,
     ApprovalCheckConfig,
+    ApprovalCheckRecord,
+    ApprovalRecord,
+    ApprovalState,
+    EventRecord,
     Reaction,
     RuleConfig,
     StepConfig,
     StepContext,
     StepOutcome,
     StepPhase,
-)
-from forewarn.agent.reactions import REACTIONS
-from forewarn.agent.reactions.child_process import exit_status_of
-from forewarn.agent.reactions.event_text import event_facts
-from forewarn.agent.reactions.http_client import HttpCall, HttpCallFailed, send_call
-from forewarn.agent.records import (
-    ApprovalCheckRecord,
-    ApprovalRecord,
-    ApprovalState,
-    EventRecord,
     StepState,
     event_folder_name,
 )
+from forewarn.agent.reactions import REACTIONS
+from forewarn.agent.reactions.child_process import exit_status_of
+from forewarn.agent.reactions.http_client import HttpCall, HttpCallFailed, send_call
+from forewarn.agent.reactions.step_context import event_facts
 from forewarn.agent.reporting import AgentObserver
 from forewarn.base.clock import Clock
 from forewarn.base.duration import exact_duration_text

@@ -11,19 +11,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forewarn.agent.actions import AgentSnapshot, WaitUntil
-from forewarn.agent.decision import next_actions, remaining_schedule
+from forewarn.agent.decision import ScheduledStep, next_actions, remaining_schedule
 from forewarn.agent.explanation import actual_notice_s, promised_notice_s
-from forewarn.agent.model import Event, StepConfig, StepPhase
-from forewarn.agent.records import (
+from forewarn.agent.model import (
     TRIED_STATES,
     ApprovalCheckRecord,
     ApprovalState,
+    Event,
     EventRecord,
     OpenRecords,
+    StepConfig,
+    StepPhase,
     StepRun,
     StepState,
 )
-from forewarn.agent.step_schedule import ScheduledStep
 from forewarn.base.times import time_text
 from forewarn.client import lists
 

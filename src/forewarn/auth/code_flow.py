@@ -15,8 +15,13 @@ from urllib.parse import quote_plus, urlencode
 import msgspec
 
 from forewarn.auth.claims import Claims, quote_excerpt
-from forewarn.auth.external_issuer import ExternalIssuer
-from forewarn.auth.oidc_discovery import OidcConfiguration, fetch_oidc_configuration, post_form, require_https
+from forewarn.auth.external_issuer import (
+    ExternalIssuer,
+    OidcConfiguration,
+    fetch_oidc_configuration,
+    post_form,
+    require_https,
+)
 from forewarn.errors import Rejected, Unauthenticated, Unavailable
 
 _CONFIGURATION_TTL_S = 3600

@@ -9,9 +9,8 @@ import click
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import client_ids, grant_ids, vm_names
 from forewarn.cli.credentials import write_private_file
-from forewarn.cli.formatting import count_noun, describe_resource
 from forewarn.cli.invocation import CommandFunction, Invocation, non_empty_name, service_command
-from forewarn.cli.output import bold, dim
+from forewarn.cli.output import bold, count_noun, describe_resource, dim
 from forewarn.errors import Rejected
 
 

@@ -18,23 +18,30 @@ from typing import Any
 import click
 
 from forewarn.agent.actions import AgentSnapshot
-from forewarn.agent.config import AgentConfig, load_config
-from forewarn.agent.config_table import BadConfig
-from forewarn.agent.dry_run import DryRun, dry_run_event
-from forewarn.agent.explanation import AgentExplanation, explain_event, step_plan_table
+from forewarn.agent.config import AgentConfig, BadConfig, load_config
+from forewarn.agent.explanation import AgentExplanation, DryRun, dry_run_event, explain_event, step_plan_table
 from forewarn.agent.http_server import DEFAULT_LISTEN_ADDRESS, parse_listen_address
 from forewarn.agent.journal import AgentJournal, is_journal_locked
 from forewarn.agent.journal_repair import JournalRepair, repair_journal
-from forewarn.agent.model import OWN_VM, RuleConfig
-from forewarn.agent.records import EventRecord
+from forewarn.agent.model import OWN_VM, EventRecord, RuleConfig
 from forewarn.agent.status import state_view
 from forewarn.base.clock import read_real_time
 from forewarn.base.duration import format_duration
 from forewarn.base.times import time_text
 from forewarn.cli.api_client import InvalidFile, JsonObject
-from forewarn.cli.formatting import clock_times, count_noun, describe_time, join_names, relative_time
 from forewarn.cli.invocation import CommandFunction, Invocation, offline_command
-from forewarn.cli.output import Cell, bold, dim, join_text, state_text
+from forewarn.cli.output import (
+    Cell,
+    bold,
+    clock_times,
+    count_noun,
+    describe_time,
+    dim,
+    join_names,
+    join_text,
+    relative_time,
+    state_text,
+)
 from forewarn.client import Client
 from forewarn.client.cursor import read_boot_id
 from forewarn.errors import NotFound, Rejected, Unavailable

@@ -25,8 +25,8 @@ import click
 
 from forewarn.base.duration import exact_duration_text
 from forewarn.cli.api_client import ApiClient, JsonObject, ServiceFailure, ServiceNotRunning
-from forewarn.cli.formatting import count_noun
 from forewarn.cli.invocation import Invocation, duration, local_command, require_server_extra, service_command
+from forewarn.cli.output import count_noun
 from forewarn.cli.service_banner import print_running_supervisors, print_service, print_status
 from forewarn.cli.transport import LocalTransport
 from forewarn.errors import ForewarnError, Refused, Rejected, Unavailable
@@ -262,8 +262,7 @@ def reset(call: Invocation, yes: bool) -> None:
     forewarn reset --yes
     """
     with require_server_extra("reset"):
-        from forewarn.service.data_directory import DataDirectory
-        from forewarn.service.reset import require_lab, wipe_lab
+        from forewarn.service.data_directory import DataDirectory, require_lab, wipe_lab
 
     require_lab(call.data)  # first: nobody should stop a production service only to be refused
     detached, pid = _DetachedService.load(call.data), running_pid(call.data)

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import click
 
 from forewarn.cli.api_client import JsonObject
-from forewarn.cli.formatting import count_noun, join_names
 from forewarn.cli.invocation import Invocation, service_command
-from forewarn.cli.output import Cell, bold
+from forewarn.cli.output import Cell, bold, count_noun, join_names
 from forewarn.core.budgets import parse_limit
 
 _MAX_ROWS = 20  # groups of one budget in a table

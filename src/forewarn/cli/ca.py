@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from forewarn.base.times import time_text
-from forewarn.cli.formatting import local_time
 from forewarn.cli.invocation import Invocation, local_command, require_server_extra
+from forewarn.cli.output import local_time
 from forewarn.errors import NotFound, Rejected
 
 _STDOUT = "-"

@@ -7,9 +7,8 @@ import click
 from forewarn.base.duration import format_duration
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.follow import print_entries
-from forewarn.cli.formatting import clock_time, count_noun
 from forewarn.cli.invocation import Invocation, duration, service_command
-from forewarn.cli.output import bold, dim
+from forewarn.cli.output import bold, clock_time, count_noun, dim
 
 _ADVANCE_TIMEOUT_S = 3600.0
 

@@ -249,10 +249,9 @@ def report_result(
 
 
 def _write_files(result: CrashTestResult, files: ReportFiles, expected: Mapping[str, str]) -> None:
-    from forewarn.crash_test.badge import badge_svg
     from forewarn.crash_test.baseline import baseline_text
+    from forewarn.crash_test.ci_reports import badge_svg, junit_xml
     from forewarn.crash_test.html_report import html_report
-    from forewarn.crash_test.junit import junit_xml
     from forewarn.crash_test.result import encode_result
 
     if files.is_json_on_stdout:

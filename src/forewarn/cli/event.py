@@ -11,19 +11,22 @@ from rich.text import Text
 from forewarn.cli.api_client import JsonObject, QueryParameters, named_error
 from forewarn.cli.completion import event_ids, host_names, rollout_ids, scope_ids, vm_names
 from forewarn.cli.follow import PIPE_INTERVAL_S, TERMINAL_INTERVAL_S, live_area, wait_for_entries
-from forewarn.cli.formatting import (
+from forewarn.cli.invocation import CommandFunction, Invocation, non_empty_name, service_command
+from forewarn.cli.output import (
+    Cell,
+    build_table,
     clock_time,
     count_noun,
+    dim,
     event_headers,
     event_kind,
     event_row,
     event_time,
     join_names,
+    join_text,
     status_text,
     waiting_reason,
 )
-from forewarn.cli.invocation import CommandFunction, Invocation, non_empty_name, service_command
-from forewarn.cli.output import Cell, build_table, dim, join_text
 from forewarn.cli.request_output import show_events
 from forewarn.errors import Rejected
 

@@ -9,9 +9,8 @@ import click
 from forewarn.base.duration import format_duration, parse_duration
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import fault_ids, fault_kinds, scope_ids, vm_names
-from forewarn.cli.formatting import count_noun, describe_time
 from forewarn.cli.invocation import Invocation, duration, service_command
-from forewarn.cli.output import Cell, bold, dim
+from forewarn.cli.output import Cell, bold, count_noun, describe_time, dim
 from forewarn.errors import Rejected
 
 _NUMERIC_PARAMETERS = frozenset({"events"})  # parameters that are numbers; all others are durations

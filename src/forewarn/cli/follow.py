@@ -15,8 +15,8 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from forewarn.cli.api_client import JsonObject
-from forewarn.cli.formatting import history_lines
 from forewarn.cli.invocation import Invocation
+from forewarn.cli.output import history_lines
 
 # How long the service holds one history request; short on a terminal, which shows a countdown:
 TERMINAL_INTERVAL_S = 1

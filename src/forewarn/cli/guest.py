@@ -13,9 +13,8 @@ from rich.text import Text
 
 from forewarn.base.duration import format_duration
 from forewarn.base.times import time_text
-from forewarn.cli.formatting import describe_time, join_names
 from forewarn.cli.invocation import CommandFunction, Invocation, offline_command
-from forewarn.cli.output import Cell, bold, dim, join_text, state_text
+from forewarn.cli.output import Cell, bold, describe_time, dim, join_names, join_text, state_text
 from forewarn.client import Client, Received, ReceivedEvent, lists
 from forewarn.errors import ForewarnError, NotFound, Rejected
 

@@ -7,9 +7,8 @@ import click
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import event_ids, explainable_names, scope_ids, vm_names
 from forewarn.cli.follow import WATCH_INTERVAL_S, print_entries, wait_for_entries
-from forewarn.cli.formatting import clock_times
 from forewarn.cli.invocation import Invocation, duration, service_command
-from forewarn.cli.output import bold, dim, join_text
+from forewarn.cli.output import bold, clock_times, dim, join_text
 
 _NO_HISTORY = "Nothing has happened yet. Begin with `forewarn fleet show`, then `forewarn restart VM`."
 

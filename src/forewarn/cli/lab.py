@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from forewarn.cli.background import running_pid, start_detached, stop_service
-from forewarn.cli.formatting import count_noun
 from forewarn.cli.invocation import Invocation, local_command, require_server_extra
+from forewarn.cli.output import count_noun
 from forewarn.cli.service import run_service_command
 from forewarn.errors import Refused, Rejected
 
@@ -45,8 +45,7 @@ def vms(call: Invocation, detach: bool, slirp: bool, api: str | None) -> None:
     """
     with require_server_extra("lab vms"):
         from forewarn.lab.vms.image import build_image, check_programs, image_directory
-        from forewarn.lab.vms.machines import start_guests
-        from forewarn.lab.vms.network import create_network
+        from forewarn.lab.vms.layout import create_network, start_guests
     check_programs()
     new = _lab(call, taps=os.geteuid() == 0 and not slirp)
     if (pid := running_pid(new.directory)) is not None:
@@ -114,10 +113,8 @@ def _lab(call: Invocation, *, taps: bool) -> VmLab:
 
 
 def _remove(lab: VmLab) -> int:
-    from forewarn.lab.vms.machines import end_guests, remove_files
-    from forewarn.lab.vms.network import remove_network
-    from forewarn.service.data_directory import DataDirectory
-    from forewarn.service.reset import wipe_lab
+    from forewarn.lab.vms.layout import end_guests, remove_files, remove_network
+    from forewarn.service.data_directory import DataDirectory, wipe_lab
 
     if not lab.marker_file.exists():
         return 0

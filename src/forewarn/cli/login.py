@@ -21,9 +21,8 @@ from forewarn.cli.credentials import (
     require_printable,
     require_profile_name,
 )
-from forewarn.cli.formatting import describe_resource
 from forewarn.cli.invocation import Invocation, profile_command, service_command
-from forewarn.cli.output import Cell, Output, bold, dim, join_text
+from forewarn.cli.output import Cell, Output, bold, describe_resource, dim, join_text
 from forewarn.cli.service_address import RemoteSelection, parse_server_url
 from forewarn.cli.transport import RemoteTransport
 from forewarn.errors import Rejected, Unavailable

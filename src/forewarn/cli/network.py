@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forewarn.cli.api_client import JsonObject
-from forewarn.cli.formatting import count_noun
 from forewarn.cli.invocation import CommandFunction, Invocation, service_command
-from forewarn.cli.output import bold, dim
+from forewarn.cli.output import bold, count_noun, dim
 from forewarn.errors import ForewarnError, Unavailable
 
 if TYPE_CHECKING:
-    from forewarn.machines.guest_network.apply import ApplyOutcome
-    from forewarn.machines.guest_network.follow import ReadInterfaces
+    from forewarn.machines.guest_network.apply import ApplyOutcome, ReadInterfaces
     from forewarn.machines.guest_network.plan import NetworkPlan
     from forewarn.machines.guest_network.sources import InterfaceSources, NamedInterfaces
 
@@ -89,10 +87,8 @@ def apply(call: Invocation, replace_earlier: bool, follow: bool, **options: Any)
 
     It changes only what differs, and keeps a record, so that `forewarn network remove` restores this host.
     """
-    from forewarn.machines.guest_network.apply import apply_plan
-    from forewarn.machines.guest_network.follow import follow_devices
-    from forewarn.machines.guest_network.machine import require_root
-    from forewarn.machines.guest_network.record import exclusive_access
+    from forewarn.machines.guest_network.apply import apply_plan, follow_devices
+    from forewarn.machines.guest_network.record import exclusive_access, require_root
 
     require_root("forewarn network apply")
     read, state_file = _reader(call, options), _state_file(options)
@@ -121,7 +117,7 @@ def check(call: Invocation, **options: Any) -> int:
     Exits with 1 if something differs.
     """
     from forewarn.machines.guest_network.apply import compare_here
-    from forewarn.machines.guest_network.machine import require_root
+    from forewarn.machines.guest_network.record import require_root
 
     require_root("forewarn network check")
     named = _reader(call, options)(False)
@@ -144,8 +140,7 @@ def check(call: Invocation, **options: Any) -> int:
 def remove(call: Invocation, state: Path | None) -> None:
     """Remove what apply has set, and restore this host."""
     from forewarn.machines.guest_network.apply import remove_plan
-    from forewarn.machines.guest_network.machine import require_root
-    from forewarn.machines.guest_network.record import exclusive_access
+    from forewarn.machines.guest_network.record import exclusive_access, require_root
 
     require_root("forewarn network remove")
     state_file = _state_file({"state": state})
@@ -205,8 +200,7 @@ def _listener_differences(call: Invocation, planned: NetworkPlan) -> list[str]:
 
 def _plan_view(planned: NetworkPlan, named: NamedInterfaces) -> JsonObject:
     from forewarn.machines.guest_network.apply import RULE_PRIORITY
-    from forewarn.machines.guest_network.changes import sysctl_name
-    from forewarn.machines.guest_network.plan import listener_tables, render_listeners
+    from forewarn.machines.guest_network.plan import listener_tables, render_listeners, sysctl_name
     from forewarn.machines.guest_network.ruleset import METADATA_ADDRESS, render_ruleset
 
     tables = listener_tables(planned)

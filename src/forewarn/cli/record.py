@@ -18,13 +18,11 @@ import click
 
 from forewarn.base.clock import read_real_time
 from forewarn.base.duration import format_duration
-from forewarn.cli.formatting import count_noun
 from forewarn.cli.guest import endpoint_option, vm_name_or_none
 from forewarn.cli.invocation import Invocation, duration
-from forewarn.cli.output import dim
+from forewarn.cli.output import count_noun, dim
 from forewarn.client import Client
-from forewarn.client.recorder import EndpointRecorder
-from forewarn.client.recording import RecordedResponse, RecordingEnd, RecordingHeader, encode_line
+from forewarn.client.recording import EndpointRecorder, RecordedResponse, RecordingEnd, RecordingHeader, encode_line
 from forewarn.errors import Rejected
 from forewarn.protocol.codec import InvalidDocument, decode_document
 from forewarn.protocol.versions import ALL_VERSIONS, NEWEST_VERSION

@@ -16,9 +16,8 @@ from forewarn.base.times import time_text
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import vm_names
 from forewarn.cli.follow import Snapshot, follow
-from forewarn.cli.formatting import describe_time, posix_seconds
 from forewarn.cli.invocation import Invocation, service_command
-from forewarn.cli.output import Cell, bold, join_text, state_text
+from forewarn.cli.output import Cell, bold, describe_time, join_text, posix_seconds, state_text
 from forewarn.client.recording import EndpointRecording, RecordedResponse, decode_recording
 from forewarn.errors import Rejected
 

@@ -12,21 +12,24 @@ from rich.text import Text
 from forewarn.base.wording import scope_name_from_id
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.follow import Snapshot, follow
-from forewarn.cli.formatting import (
+from forewarn.cli.invocation import CommandFunction, Invocation, yes_option
+from forewarn.cli.output import (
     EVENT_HEADERS,
+    Cell,
     action_noun,
+    bold,
     count_noun,
     describe_time,
+    dim,
     event_kind,
     event_row,
     failure_reasons,
     join_names,
+    join_text,
     posix_seconds,
     status_text,
     waiting_reason,
 )
-from forewarn.cli.invocation import CommandFunction, Invocation, yes_option
-from forewarn.cli.output import Cell, bold, dim, join_text
 
 _MAX_EVENTS_SHOWN = 40  # in text; --json shows all
 

@@ -3,29 +3,150 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from forewarn.base.duration import duration_text
+from forewarn.base.times import time_text
 from forewarn.base.wording import scope_name_from_id
 from forewarn.cli.api_client import JsonObject
-from forewarn.cli.completion import rollout_ids
+from forewarn.cli.completion import host_names, rollout_ids, scope_ids
 from forewarn.cli.follow import Snapshot, follow
-from forewarn.cli.formatting import (
+from forewarn.cli.invocation import CommandFunction, Invocation, duration, service_command
+from forewarn.cli.output import (
+    Cell,
+    Instant,
+    bold,
     count_noun,
     describe_time,
+    dim,
     event_headers,
     event_kind,
     event_row,
     join_names,
+    join_text,
+    local_time,
+    posix_seconds,
+    state_text,
     waiting_reason,
+    zone_name,
 )
-from forewarn.cli.invocation import CommandFunction, Invocation, service_command
-from forewarn.cli.output import Cell, bold, dim, join_text, state_text
+from forewarn.cli.request import short_notice_option, wait_option
 from forewarn.cli.request_output import preview_options, show_preview
-from forewarn.cli.standing_order import standing_order
+from forewarn.core.rollout_file import parse_deadline
 from forewarn.errors import Rejected
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+# Commands for the standing order: visit every host within an interval.
+
+_MAX_ROWS = 20
+
+
+@click.group("standing")
+def standing_order() -> None:
+    """Visit every host within an interval, again and again."""
+
+
+@standing_order.command("set")
+@click.option(
+    "--within",
+    "within_s",
+    type=duration,
+    required=True,
+    metavar="DURATION",
+    help="Visit each host at least once in each such period, such as 30d.",
+)
+@click.option(
+    "--impact",
+    type=click.Choice(["update", "migrate", "reboot"]),
+    default="update",
+    show_default=True,
+    help="Choose what is done to each VM.",
+)
+@click.option(
+    "--at-once", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Visit N hosts at once."
+)
+@click.option("--window", "windows", multiple=True, metavar="WINDOW", help="Start only in this window; repeatable.")
+@click.option(
+    "--blackout", "blackouts", multiple=True, metavar="DATES", help="Keep windows closed on these days; repeatable."
+)
+@click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Give this much notice.")
+@service_command
+def set_order(
+    call: Invocation,
+    within_s: float,
+    impact: str,
+    at_once: int,
+    windows: tuple[str, ...],
+    blackouts: tuple[str, ...],
+    notice_s: float | None,
+) -> None:
+    """Visit every host within this time, the longest wait first.
+
+    Each visit is a rollout over one host, within windows and budgets.
+    """
+    body: JsonObject = {"within_s": within_s, "impact": impact, "at_once": at_once, "notice_s": notice_s or 0}
+    body |= {"windows": list(windows), "blackouts": list(blackouts)}
+    _print_order(call, call.api.post("rollouts", "standing-order", body=body))
+
+
+@standing_order.command("show")
+@service_command
+def show_order(call: Invocation) -> None:
+    """Show the standing order, its progress, and which hosts are late."""
+    _print_order(call, call.api.get("rollouts", "standing-order"))
+
+
+@standing_order.command("remove")
+@service_command
+def remove_order(call: Invocation) -> None:
+    """Remove the standing order; visits that are in progress go on."""
+    view = call.api.delete("rollouts", "standing-order")
+    if call.output.as_json:
+        call.output.print_json(view)
+    else:
+        call.output.print_line("The standing order is removed.")
+
+
+def _print_order(call: Invocation, view: JsonObject) -> None:
+    if call.output.as_json:
+        call.output.print_json(view)
+        return
+    if not view["is_set"]:
+        call.output.print_line("There is no standing order. Give one: forewarn rollout standing set --within 30d")
+        return
+    windows = f", {view['windows']}" if view["windows"] else ""
+    call.output.print_line(
+        bold("Standing order"), f": {view['impact']} every host within {duration_text(view['within_s'])}{windows}."
+    )
+    late = f", {view['late']} late" if view["late"] else ""
+    call.output.print_line(f"{view['visited']} of {count_noun(view['total'], 'host')} visited in time{late}.")
+    if view["warning"]:
+        call.output.print_line(bold("Warning"), f": {view['warning']}.")
+    call.output.print_table(
+        ("host", "state", "last visit", "due", "rollout", "problem"), _rows(call, view, call.api.now())
+    )
+    if len(view["hosts"]) > _MAX_ROWS:
+        call.output.print_note(f"{count_noun(len(view['hosts']) - _MAX_ROWS, 'more host')}: --json shows them")
+
+
+def _rows(call: Invocation, view: JsonObject, now: float) -> Iterator[list[Cell]]:
+    for visit in view["hosts"][:_MAX_ROWS]:
+        yield [
+            bold(visit["host"]),
+            visit["state"],
+            "never" if visit["visited_at"] is None else describe_time(visit["visited_at"], now),
+            describe_time(visit["due_at"], now),
+            call.output.short_id(visit["rollout"]) if visit["rollout"] else "",
+            visit["problem"],
+        ]
+
 
 CommandDecorator = Callable[[CommandFunction], CommandFunction]
 rollout_argument = click.argument("rollout_id", metavar="ROLLOUT", shell_complete=rollout_ids)
@@ -306,3 +427,271 @@ def _rollout_rows(call: Invocation, page: JsonObject, now: float) -> Iterator[li
             describe_time(view["requested_at"], now),
             describe_time(view["ends_at"], now),
         ]
+
+
+# Commands that begin rollouts: `rollout start` and `rollout plan`, by options or with a rollout file.
+
+_MAX_NAMES_LENGTH = 24  # of the VMs of a wave, in the table
+
+_OPTIONS = (
+    click.option(
+        "--impact",
+        type=click.Choice(["update", "migrate", "reboot"]),
+        help="Choose what is done to each VM.  [default: update]",
+    ),
+    click.option(
+        "--host",
+        "hosts",
+        multiple=True,
+        metavar="HOST",
+        shell_complete=host_names,
+        help="Update this host; repeatable.",
+    ),
+    click.option("--all-hosts", is_flag=True, help="Update every host of the fleet."),
+    click.option(
+        "--scope", metavar="SCOPE", shell_complete=scope_ids, help="Update this scope: its id, or a VM or set in it."
+    ),
+    click.option("--tag", metavar="TAG", help="Update the VMs with this tag: NAME, or NAME=VALUE."),
+    click.option("--location", metavar="LOCATION", help="Update the VMs in this location."),
+    click.option("--everything", is_flag=True, help="Update all VMs, also those that are added later."),
+    click.option("--max-failures", type=click.IntRange(1), metavar="N", help="Stop after N failures.  [default: 1]"),
+    click.option("--keep-going", is_flag=True, help="Never stop because of failures."),
+    click.option("--canary", metavar="N|tag=TAG", help="Begin with a wave of N VMs, or of the VMs with this tag."),
+    click.option(
+        "--shares",
+        metavar="P,P,…",
+        help="Continue with waves of these shares of all VMs, in percent, such as 10,50; then the rest.",
+    ),
+    click.option(
+        "--settle", "settle_s", type=duration, metavar="DURATION", help="Wait this long after each wave, such as 10m."
+    ),
+    click.option(
+        "--window",
+        "windows",
+        multiple=True,
+        metavar="WINDOW",
+        help="Start events without an approval only in this window, such as 'sat,sun 02:00 4h Europe/Berlin'; "
+        "repeatable.",
+    ),
+    click.option(
+        "--blackout",
+        "blackouts",
+        multiple=True,
+        metavar="DATES",
+        help="Keep windows closed on these days, such as 2026-12-24 or 2026-12-24..2026-12-26; repeatable.",
+    ),
+    click.option(
+        "--deadline",
+        metavar="TIME",
+        help="Start outside of windows from this time on: such as 2026-12-31T22:00Z, or 30d from now.",
+    ),
+    click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Give this much notice, such as 20m."),
+    short_notice_option,
+)
+
+
+def _rollout_options(command: _Command) -> _Command:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@rollout.command()
+@click.argument("path", metavar="[FILE]", required=False, type=click.Path(dir_okay=False))
+@_rollout_options
+@click.option(
+    "--file", "file", type=click.Path(dir_okay=False), metavar="FILE", help="Read the whole rollout from this file."
+)
+@preview_options
+@wait_option
+@service_command
+def start(call: Invocation, wait: bool, dry_run: bool, path: str | None, file: str | None, **options: Any) -> int:
+    """Start a rollout, described by options or by a file."""
+    if path is not None and file is not None:
+        raise Rejected(f"two rollout files are given, {path} and {file}: give only one of them")
+    body = _body(call, path if file is None else file, options)
+    if dry_run:
+        _print_plan(call, call.api.post("rollouts", "plan", body=body))
+        return 0
+    view = call.api.post("rollouts", body=body)
+    if wait:
+        if not call.output.as_json and not call.output.is_terminal:
+            call.output.print_line(rollout_title(call, view))  # in a pipe first, so that a reader has the id
+        return wait_for_rollout(call, view["id"])
+    print_rollout(call, view)
+    return 0
+
+
+@rollout.command("plan")
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path(dir_okay=False))
+@_rollout_options
+@service_command
+def plan(call: Invocation, file: str | None, **options: Any) -> None:
+    """Show the waves of a rollout, their VMs and times.
+
+    The rollout is described by a file or by options, and is not started.
+    """
+    _print_plan(call, call.api.post("rollouts", "plan", body=_body(call, file, options)))
+
+
+def _print_plan(call: Invocation, view: JsonObject) -> None:
+    if call.output.as_json:
+        call.output.print_json(view)
+        return
+    call.output.print_line(bold("Nothing was changed."), " This is the plan:")
+    sentences = list(view["summary"])
+    if view["windows"]:
+        sentences.append(f"Events start without an approval only in windows: {view['windows']}.")
+    for sentence in sentences:
+        call.output.print_labelled(join_text("  "), sentence)
+    call.output.print_line()
+    now = posix_seconds(view["now"])
+    columns = [("begins", "begins_at"), ("over", "over_at"), *([("settled", "settled_at")] if view["settle_s"] else [])]
+    zone = zone_name(local_time(now))
+    headers = ("wave", "name", "VMs", "times", *(f"{header} ({zone})" for header, _ in columns))
+    call.output.print_table(headers, _wave_rows(view, now, [key for _, key in columns]))
+    if any(wave["latest"] for wave in view["waves"]):
+        call.output.print_line(dim("Earliest: each event is approved at once. Latest: nobody approves."))
+
+
+def _wave_rows(view: JsonObject, now: float, keys: list[str]) -> Iterator[list[Cell]]:
+    """Yield one row per wave if its earliest and latest times read the same or are not known, else two."""
+    for wave in view["waves"]:
+        rows = [
+            (when, [_short_time(wave[when][key], now) for key in keys]) for when in ("earliest", "latest") if wave[when]
+        ]
+        if len(rows) == 2 and rows[0][1] == rows[1][1]:
+            rows = [("both", rows[0][1])]
+        head: list[Cell] = [str(wave["number"]), wave["name"], _wave_vms(wave)]
+        for when, times in rows or [("", [""] * len(keys))]:
+            yield [*head, when, *times]
+            head = ["", "", ""]
+
+
+def _wave_vms(wave: JsonObject) -> str:
+    names = ", ".join(wave["vms"])
+    if not wave["size"]:
+        return "none"
+    return f"{wave['size']}: {names}" if len(names) <= _MAX_NAMES_LENGTH else count_noun(wave["size"], "VM")
+
+
+def _short_time(at: Instant | None, now: float) -> str:
+    """Return `at once`, `20:04`, or on another day `Nov 21 01:10`, in local time; "" if it is not known."""
+    if at is None:
+        return ""
+    if posix_seconds(at) < now + 1:
+        return "at once"
+    then, today = local_time(at), local_time(now)
+    if then.date() == today.date():
+        return f"{then:%H:%M}"
+    return f"{then:%b %d %H:%M}" if then.year == today.year else f"{then:%Y-%m-%d %H:%M}"
+
+
+def _body(call: Invocation, file: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    if options["notice_s"] == 0:
+        raise Rejected("a notice of 0 s is no notice: omit --notice for the default, or give a length")
+    given = {name: value for name, value in options.items() if value not in (None, False, ())}
+    if file is not None:
+        if given:
+            name = next(iter(given)).removesuffix("_s").replace("_", "-")
+            raise Rejected(f"a rollout file describes all of the rollout: give no other option ({name}) beside it")
+        return {"file": read_rollout_text(file)}
+    if "deadline" in given:
+        given["deadline"] = _deadline(call, given["deadline"])
+    given |= _failure_limit(given.pop("max_failures", None), given.pop("keep_going", False))
+    if "shares" in given:
+        given["shares"] = _parse_shares(given["shares"])
+    targets = [name for name in ("hosts", "all_hosts", "scope", "tag", "location", "everything") if name in given]
+    if len(targets) != 1:
+        raise Rejected(
+            "a rollout has one target: give one of --host, --all-hosts, --scope, --tag, --location and --everything"
+        )
+    return given
+
+
+def _deadline(call: Invocation, text: str) -> str:
+    return time_text(parse_deadline(text, call.api.now()))
+
+
+def read_rollout_text(file: str) -> str:
+    """Return the text of a rollout file by its path, unparsed."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise Rejected(f"{file} cannot be read ({why}): give the path of a rollout file") from error
+    if not text.strip():
+        raise Rejected(f"{file} is empty: describe the rollout there, beginning with [rollout]")
+    return text
+
+
+def _parse_shares(text: str) -> list[float]:
+    try:
+        return [float(part.strip().removesuffix("%")) for part in text.split(",")]
+    except ValueError:
+        raise Rejected(f"{text!r} are not shares: give percentages such as 10,50") from None
+
+
+def _failure_limit(max_failures: int | None, keep_going: bool) -> dict[str, int]:
+    if keep_going and max_failures is not None:
+        raise Rejected("--max-failures and --keep-going exclude each other: give only one of them")
+    if keep_going:
+        return {"max_failures": 0}
+    return {} if max_failures is None else {"max_failures": max_failures}
+
+
+# Commands about the health checks of rollouts: `rollout checks` and `rollout check`.
+
+
+@rollout.command("checks")
+@rollout_argument
+@click.option("--limit", type=click.IntRange(1, 500), default=20, metavar="N", help="Show at most N measurements.")
+@service_command
+def checks(call: Invocation, rollout_id: str, limit: int) -> None:
+    """Show the health checks of a rollout and what they found."""
+    view = call.api.get("rollouts", rollout_id, "checks")
+    if call.output.as_json:
+        call.output.print_json(view)
+        return
+    if not view["checks"]:
+        call.output.print_line("This rollout has no health checks.")
+        return
+    if view["progress"] == "paused" and view["reason"]:
+        call.output.print_line(bold("It has paused itself: "), view["reason"], ".")
+    if view["unclear"]:
+        call.output.print_line(bold("It publishes nothing for now: "), view["unclear"], ".")
+    now = call.api.now()
+    call.output.print_table(
+        ("check", "demands", "now", "seen"),
+        [
+            [check["name"], check["demand"], state_text(check["outcome"] or "not measured"), check["text"]]
+            for check in view["checks"]
+        ],
+    )
+    call.output.print_line()
+    call.output.print_table(
+        ("measured", "wave", "check", "outcome", "seen"),
+        [
+            [describe_time(m["at"], now), str(m["wave"]), m["check"], state_text(m["outcome"]), m["text"]]
+            for m in view["measurements"][-limit:]
+        ],
+    )
+
+
+@rollout.command("check")
+@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
+@service_command
+def check(call: Invocation, file: str) -> int:
+    """Try each health check of a rollout file once.
+
+    The rollout is not started.
+    """
+    view = call.api.post("rollouts", "check", body={"file": read_rollout_text(file)})
+    if call.output.as_json:
+        call.output.print_json(view)
+    else:
+        call.output.print_table(
+            ("check", "demands", "now", "seen"),
+            [[c["name"], c["demand"], state_text(c["outcome"]), c["text"]] for c in view["checks"]],
+        )
+    return 0 if all(c["outcome"] == "good" for c in view["checks"]) else 1

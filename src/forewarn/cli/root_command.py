@@ -22,10 +22,147 @@ import click
 
 from forewarn import __version__
 from forewarn.cli.api_client import InvalidFile, ServiceFailure, error_code
-from forewarn.cli.examples import add_examples
 from forewarn.cli.invocation import Invocation, data_option, json_option, remote_options
 from forewarn.cli.output import Output, discard_unwritable_output
 from forewarn.errors import ForewarnError, Unavailable
+
+# Examples for the help of each command, except for commands with examples in their own help text.
+
+_EXAMPLES = {
+    "serve": ("serve --config /etc/forewarn/service.toml", "serve --hypervisor simulated --listen 169.254.169.254:80"),
+    "node": ("node run --bus nats://10.0.0.1:4222 --host h7 --config node.toml",),
+    "sockets": ("sockets --config /etc/forewarn/service.toml",),
+    "network": ("network plan --libvirt qemu:///system", "network apply --tap web-0=tap-web0 --tap web-1=tap-web1"),
+    "network apply": (
+        "network apply --tap web-0=tap-web0 --tap web-1=tap-web1",
+        "network apply --port web-0=vnet3,mac=52:54:00:00:00:01,ip=10.0.0.11",
+        "network apply --libvirt qemu:///system --follow",
+    ),
+    "network check": ("network check --file interfaces.toml",),
+    "network plan": ("network plan --libvirt qemu:///system", "network plan --file interfaces.toml --listeners"),
+    "network remove": ("network remove",),
+    "portal": ("portal", "portal --open"),
+    "clock": ("clock show", "clock advance 15m"),
+    "clock advance": ("clock advance 15m", "clock advance 25h --without-polls"),
+    "clock show": ("clock show",),
+    "clock speed": ("clock speed 60",),
+    "backup": ("backup forewarn-backup.db",),
+    "restore": ("restore forewarn-backup.db",),
+    "doctor": ("doctor", "doctor --json"),
+    "fleet": ("fleet show", "fleet add web-3 --location westeurope", "fleet apply fleet.toml"),
+    "fleet add": ("fleet add web-3 --location westeurope", "fleet add batch-1 --location westeurope --spot"),
+    "fleet add-host": ("fleet add-host host-9 --location westeurope --zone 1",),
+    "fleet apply": ("fleet apply fleet.toml --dry-run", "fleet apply fleet.toml --yes"),
+    "fleet check": ("fleet check fleet.toml",),
+    "fleet import": ("fleet import libvirt qemu:///system",),
+    "fleet import libvirt": (
+        "fleet import libvirt kvm-a=qemu+ssh://kvm-a/system kvm-b=qemu+ssh://kvm-b/system",
+        "fleet import libvirt qemu:///system --watch",
+    ),
+    "fleet remove": ("fleet remove web-3",),
+    "fleet remove-host": ("fleet remove-host host-9",),
+    "fleet show": ("fleet show", "fleet show web-0", "fleet show --host host-1 --json"),
+    "lab": ("lab vms", "lab down"),
+    "lab down": ("lab down",),
+    "vm": ("vm run web-0 -- forewarn guest watch", "vm shell web-0"),
+    "vm list": ("vm list",),
+    "vm shell": ("vm shell web-0",),
+    "degrade": ("degrade host-1 --in 7d", "degrade host-1 --in 2h --dry-run"),
+    "fail": ("fail host-1 --dry-run", "fail host-1 --wait"),
+    "confirm-down": ("confirm-down host-1",),
+    "repair": ("repair host-1",),
+    "restart": ("restart web-0", "restart web-0 web-1 --notice 20m --wait"),
+    "redeploy": ("redeploy web-0", "redeploy web-0 --dry-run"),
+    "evict": ("evict batch-1", "evict batch-1 --notice 5s --short-notice"),
+    "delete": ("delete web-3", "delete batch_1 --scale-in"),
+    "power": ("power web-0 off", "power web-0 web-1 start --wait"),
+    "perform-maintenance": ("perform-maintenance web-0",),
+    "rollout": ("rollout start --scope db --impact update", "rollout list"),
+    "rollout abort": ("rollout abort 6a9c88d6",),
+    "budget": ("budget set all --at-most 10%", "budget list"),
+    "budget list": ("budget list",),
+    "budget remove": ("budget remove web",),
+    "budget set": ("budget set shop --at-most 1 --tag team=shop", "budget set regions --at-most 5% --per location"),
+    "rollout standing": ("rollout standing set --within 30d", "rollout standing show"),
+    "rollout standing remove": ("rollout standing remove",),
+    "rollout standing set": (
+        "rollout standing set --within 30d --at-once 2 --window 'sat,sun 02:00 4h Europe/Berlin'",
+    ),
+    "rollout standing show": ("rollout standing show",),
+    "rollout hold": ("rollout hold --reason 'an incident in westeurope'",),
+    "rollout lift-hold": ("rollout lift-hold",),
+    "rollout pause": ("rollout pause 6a9c88d6",),
+    "rollout resume": ("rollout resume 6a9c88d6",),
+    "rollout list": ("rollout list",),
+    "rollout show": ("rollout show 6a9c88d6", "rollout show 6a9c88d6 --watch"),
+    "rollout check": ("rollout check rollout.toml",),
+    "rollout checks": ("rollout checks 6a9c88d6", "rollout checks 6a9c88d6 --limit 100"),
+    "rollout plan": ("rollout plan rollout.toml", "rollout plan --everything --canary tag=canary --settle 1h"),
+    "rollout start": (
+        "rollout start --scope db --impact update",
+        "rollout start --all-hosts --impact reboot --max-failures 3 --wait",
+        "rollout start --all-hosts --window 'sat,sun 02:00 4h Europe/Berlin' --dry-run",
+        "rollout start --host host-1 --impact migrate --dry-run",
+        "rollout start --everything --canary 2 --shares 10,50 --settle 10m",
+        "rollout start --file rollout.toml",
+    ),
+    "events": ("events", "events --watch", "events --all --vm web-0 --json"),
+    "approve": ("approve 00E2639F", "approve --vm web-0", "approve --rollout 6a9c88d6"),
+    "withdraw": ("withdraw 00E2639F --reason 'not tonight'", "withdraw --host host-1"),
+    "history": ("history", "history --vm web-0 --limit 20", "history --watch"),
+    "history prune": ("history prune --older-than 30d",),
+    "explain": ("explain web-0", "explain 00E2639F", "explain host-1"),
+    "record": ("record --out events.jsonl", "record --out events.jsonl --for 2h --endpoint http://127.0.0.1:8254"),
+    "replay": ("replay events.jsonl --vm web-0", "replay events.jsonl --vm web-0 --speed 60 --no-wait"),
+    "replays": ("replays",),
+    "fault": ("fault set stale age=30s --vm web-0", "fault list", "fault clear --all"),
+    "fault clear": ("fault clear f3", "fault clear --kind stale", "fault clear --all"),
+    "fault list": ("fault list", "fault list --kinds"),
+    "fault set": ("fault set stale age=30s --vm web-0 --count 3", "fault set gone --scope db --for 1m"),
+    "fault storm": ("fault storm --seed 7 --vm web-0 --for 2m",),
+    "webhook": ("webhook add https://example.org/hook", "webhook list"),
+    "webhook add": ("webhook add https://example.org/hook", "webhook add https://example.org/hook --happening started"),
+    "webhook list": ("webhook list",),
+    "webhook remove": ("webhook remove 5d0f",),
+    "webhook test": ("webhook test 5d0f",),
+    "access": ("access show", "access grant Operator --to ci --over-group lab"),
+    "access client": ("access client add ci",),
+    "access client add": ("access client add ci --name 'CI of team blue'",),
+    "access client remove": ("access client remove ci",),
+    "access client renew": ("access client renew ci",),
+    "access grant": ("access grant Operator --to ci --over-group lab", "access grant Reader --to ci --everything"),
+    "access revoke": ("access revoke 7f21",),
+    "access show": ("access show",),
+    "whoami": ("whoami",),
+    "logout": ("logout",),
+    "profiles": ("profiles",),
+    "ca": ("ca",),
+    "ca export": ("ca export ca.pem",),
+    "guest": ("guest events", "guest approve --own"),
+    "guest approve": ("guest approve --own", "guest approve 00E2639F --endpoint http://127.0.0.1:8254"),
+    "guest events": ("guest events", "guest events --endpoint http://127.0.0.1:8254"),
+    "guest watch": ("guest watch",),
+    "agent": ("agent check agent.toml", "agent run --config agent.toml", "agent status"),
+    "agent check": ("agent check agent.toml",),
+    "agent explain": ("agent explain 00E2639F",),
+    "agent repair": ("agent repair --config agent.toml",),
+    "agent run": ("agent run --config agent.toml", "agent run --config agent.toml --dry-run"),
+    "agent status": ("agent status",),
+    "crash-test claims": ("crash-test claims --profile spot > handler.toml", "crash-test claims --ask"),
+    "crash-test explain": ("crash-test explain notice-30s",),
+    "crash-test list": ("crash-test list", "crash-test list --profile spot --json"),
+    "crash-test replay": ("crash-test replay result.json --case notice-30s",),
+}
+
+
+def add_examples(command: click.Command, name: str) -> None:
+    """Add examples from this module's table to the help of a command and of all its subcommands."""
+    if lines := _EXAMPLES.get(name):
+        command.epilog = "\b\nExamples:\n" + "\n".join(f"  forewarn {line}" for line in lines)
+    if isinstance(command, click.Group):
+        for subcommand, each in command.commands.items():
+            add_examples(each, f"{name} {subcommand}")
+
 
 HELP_SECTIONS = {
     "The service": {
@@ -58,7 +195,7 @@ HELP_SECTIONS = {
         "delete": "request",
         "power": "request",
         "perform-maintenance": "request",
-        "rollout": "rollout_checks",
+        "rollout": "rollout",
         "budget": "budget",
     },
     "Events": {

@@ -12,9 +12,8 @@ from rich.text import Text
 from forewarn.base.log_rate_limit import limit_repeated_messages
 from forewarn.cli.api_client import JsonObject, ServiceNotRunning
 from forewarn.cli.background import child_arguments, start_detached
-from forewarn.cli.formatting import count_noun
 from forewarn.cli.invocation import CommandFunction, Invocation, local_command, require_server_extra, service_command
-from forewarn.cli.output import dim, discard_unwritable_output, join_text, without_control_characters
+from forewarn.cli.output import count_noun, dim, discard_unwritable_output, join_text, without_control_characters
 from forewarn.cli.service_banner import print_running_supervisors, print_service
 from forewarn.errors import Rejected
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from forewarn.base.duration import duration_text
 from forewarn.cli.api_client import JsonObject
-from forewarn.cli.formatting import clock_time, count_noun, posix_seconds
-from forewarn.cli.output import Output, bold, dim
+from forewarn.cli.output import Output, bold, clock_time, count_noun, dim, posix_seconds
 
 _MAX_VMS_SHOWN = 16
 _MIN_CLOCK_DIFFERENCE_S = 2.0  # less is the time that an answer took

@@ -13,7 +13,7 @@ from forewarn.cli.invocation import Invocation, offline_command, require_server_
 from forewarn.errors import Rejected
 
 if TYPE_CHECKING:
-    from forewarn.cluster.record_report import RecordReport
+    from forewarn.cluster.record_administration import RecordReport
 
 _URL = click.argument("url", metavar="URL", envvar="FOREWARN_STORE")
 _URL_PREFIXES = ("postgresql://", "postgres://")
@@ -131,7 +131,7 @@ def check(call: Invocation, url: str, copy_file: Path | None) -> int:
     forewarn store check postgresql://forewarn@db1,db2/forewarn
     """
     with _require_driver("store check"):
-        from forewarn.cluster.record_report import examine_record
+        from forewarn.cluster.record_administration import examine_record
     report = examine_record(url, copy_file)
     if call.output.as_json:
         import msgspec

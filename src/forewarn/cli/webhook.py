@@ -11,9 +11,8 @@ from forewarn.base.duration import format_duration
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import webhook_ids
 from forewarn.cli.credentials import read_secret_file
-from forewarn.cli.formatting import count_noun, describe_resource, describe_time
 from forewarn.cli.invocation import Invocation, service_command
-from forewarn.cli.output import Cell, bold, dim, join_text
+from forewarn.cli.output import Cell, bold, count_noun, describe_resource, describe_time, dim, join_text
 from forewarn.errors import Rejected
 
 _SCHEMAS = ("eventgrid", "cloudevents")

@@ -13,10 +13,9 @@ import msgspec
 
 from forewarn.base.clock import real_now
 from forewarn.cluster.bus import Bus, Subjects
-from forewarn.cluster.host_projection import host_id
-from forewarn.cluster.host_streams import ActiveTerm, HostStreams, OnlyService
+from forewarn.cluster.host_streams import ActiveTerm, HostStreams, OnlyService, host_id
 from forewarn.cluster.messages import HostScope
-from forewarn.cluster.move_settlements import MoveSettlements
+from forewarn.cluster.move_plan import MoveSettlements
 from forewarn.cluster.node_registry import JoinedNode
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.control.control_plane import ControlPlane

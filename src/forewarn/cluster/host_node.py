@@ -15,13 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forewarn.base.clock import Clock, SystemClock
-from forewarn.cluster.bus import Bus, BusMessage, NoAnswer, NoResponders, Subjects, request_repeatedly
-from forewarn.cluster.heartbeat_subscription import HeartbeatSubscription
-from forewarn.cluster.host_acts import HostActs, TermMemory
-from forewarn.cluster.host_backend import HostBackend
-from forewarn.cluster.host_facts import HostFacts
-from forewarn.cluster.host_reports import HostReports
-from forewarn.cluster.host_server import HostServer
+from forewarn.cluster.bus import Bus, BusMessage, MessageHandler, NoAnswer, NoResponders, Subjects, request_repeatedly
+from forewarn.cluster.host_acts import HostActs, HostReports, TermMemory
+from forewarn.cluster.host_answers import HostBackend, HostFacts, HostServer
 from forewarn.cluster.messages import (
     HEARTBEAT_INTERVAL_S,
     SEEN_INTERVAL_S,
@@ -60,6 +56,64 @@ from forewarn.metadata.workers.messages import BeginServing, ObservationReport
 from forewarn.metadata.workers.network_listeners import NetworkListeners
 
 log = logging.getLogger(__name__)
+
+
+# Which heartbeats a host node subscribes to: those for all nodes, or only its own.
+#
+# A heartbeat for all arrives at every host at the same time, and changes wait behind such a burst. So the active node
+# also sends heartbeats on the stream of each host whose node has joined, spread over the interval, and a node that gets
+# those unsubscribes from the others until it is in doubt. It needs those for all to find a new active node.
+
+
+class HeartbeatSubscription:
+    """A host node's subscription to the heartbeats that the active control node sends to all nodes.
+
+    Call `begin` first, `leave` once the node gets heartbeats on the subject of its own host, `resume` when it doubts
+    that the active node is still the same, and `close` at the end.
+    """
+
+    def __init__(self, bus: Bus, subjects: Subjects, handler: MessageHandler) -> None:
+        self._bus, self._subject, self._handler = bus, subjects.heartbeat, handler
+        self._unsubscribe: Callable[[], None] | None = None
+        self._is_subscribing = False
+        self._is_closed = False
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether the node gets the heartbeats for all nodes, or is about to subscribe to them."""
+        return self._unsubscribe is not None or self._is_subscribing
+
+    async def begin(self) -> None:
+        """Subscribe to the heartbeats for all nodes; does nothing while subscribed, or after `close`."""
+        if self.is_subscribed or self._is_closed:
+            return
+        self._is_subscribing = True
+        try:
+            self._unsubscribe = await self._bus.subscribe(self._subject, self._handler)
+        finally:
+            self._is_subscribing = False
+        if self._is_closed:
+            self.leave()
+
+    async def resume(self) -> None:
+        """Subscribe again to the heartbeats for all nodes; does nothing while subscribed, or after `close`."""
+        try:
+            await self.begin()
+        except Refused as error:
+            log.warning("%s", error)
+
+    def leave(self) -> None:
+        """Unsubscribe from the heartbeats for all nodes until `resume`; does nothing if not subscribed."""
+        unsubscribe, self._unsubscribe = self._unsubscribe, None
+        if unsubscribe is not None:
+            unsubscribe()
+
+    def close(self) -> None:
+        """Unsubscribe for good: `begin` and `resume` then do nothing. May be called twice."""
+        self._is_closed = True
+        self.leave()
+
+
 _TICK_S = 0.05  # while it asks for the state
 _FOLLOWING_TICK_S = 0.25  # while it follows the stream
 _SILENT_S = 1.0  # without a heartbeat; then the active node counts as silent

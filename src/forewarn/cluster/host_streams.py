@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol, cast
@@ -17,7 +17,6 @@ from urllib.parse import unquote
 import msgspec
 
 from forewarn.cluster.bus import Bus, BusMessage, NoAnswer, Subjects
-from forewarn.cluster.host_projection import host_id, host_scope, vm_addresses, vms_by_host
 from forewarn.cluster.messages import (
     HEARTBEAT_INTERVAL_S,
     DenialReason,
@@ -41,6 +40,7 @@ from forewarn.cluster.messages import (
     encode_bus_message,
 )
 from forewarn.cluster.node_registry import NodeRegistry
+from forewarn.core.event import EventState
 from forewarn.core.faults import Fault, FaultCategory
 from forewarn.core.scope import Scope
 from forewarn.errors import ForewarnError, Refused, Rejected
@@ -53,10 +53,48 @@ from forewarn.metadata.workers.messages import (
     WorkerRequest,
     failure_message,
     reply_message,
+    scope_message,
 )
 from forewarn.metadata.workers.request_handling import perform_request, vm_of_request
 
 log = logging.getLogger(__name__)
+
+
+# What one host must know of a scope: its own VMs, and those that an act is bringing to it. Pure.
+
+
+def host_id(name: str) -> str:
+    """Return the key of a host: its name in lower case, as `Host.id`."""
+    return name.casefold()
+
+
+def vms_by_host(scope: Scope) -> dict[str, tuple[str, ...]]:
+    """Return, by host key, the keys of the scope's VMs on that host, or brought to it by a started act."""
+    # So the destination of a move knows the VM before it arrives, and meanwhile the VM is listed under both hosts.
+    found: dict[str, dict[str, None]] = {}
+    for vm in scope.present_vms:
+        if vm.host:
+            found.setdefault(host_id(vm.host), {})[vm.key] = None
+    for event in scope.live_events(EventState.STARTED):
+        for act in event.unfinished_acts:
+            if act.to_host:
+                found.setdefault(host_id(act.to_host), {})[act.vm] = None
+    return {host: tuple(vms) for host, vms in found.items()}
+
+
+def vm_addresses(scope: Scope) -> dict[str, str]:
+    """Return, by VM key, the source addresses of the scope's present VMs, without VMs that have none."""
+    return {vm.key: vm.address for vm in scope.present_vms if vm.address}
+
+
+def host_scope(
+    scope: Scope, published: PublishedScope, vms: Collection[str], addresses: Mapping[str, str]
+) -> HostScope:
+    """Return what one host must know of this scope: the fact with those of its VMs that are on this host."""
+    update = scope_message(published, only=vms)
+    return HostScope(update, scope.version, {vm: addresses[vm] for vm in vms if vm in addresses})
+
+
 MAX_PART_BYTES = 256 * 1024  # of facts in one message; a single fact may be larger
 _HEARTBEAT_SLICES = 25  # parts of the interval, in each of which other hosts get their heartbeat
 _LEFT_S = 60.0  # how long a host may ask about a VM that has left it

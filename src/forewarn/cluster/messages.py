@@ -14,7 +14,7 @@ import msgspec
 
 from forewarn.base.times import LabTime
 from forewarn.core.event import Act
-from forewarn.core.observation import HostObservation
+from forewarn.core.unannounced import HostObservation
 from forewarn.errors import Rejected
 from forewarn.machines.moves import MoveHandover, MoveStep, StepReport
 from forewarn.metadata.workers.messages import (

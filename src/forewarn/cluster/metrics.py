@@ -9,7 +9,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from forewarn.metadata.metrics_registry import new_registry, render_text
+from forewarn.metadata.metrics import new_registry, render_text
 
 _HELD_HELP = "1 if this control node holds the lease and may act; 0 if it is a standby, or suspended."
 _TERM_HELP = "The term of the lease that this control node holds; 0 if it holds none."

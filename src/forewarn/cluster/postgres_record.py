@@ -16,14 +16,15 @@ import psycopg
 from psycopg import errors
 
 from forewarn.cluster import postgres_connection
-from forewarn.cluster.postgres_arrays import array_parameters, upsert_all_sql
 from forewarn.cluster.postgres_connection import (
     CALL_LIMIT_S,
     END_STALLED_HOLDER,
     WAITS_FOR_STANDBY,
     LimitedConnection,
+    array_parameters,
     failure_text,
     transaction_settings,
+    upsert_all_sql,
 )
 from forewarn.cluster.record import (
     LACKS_STANDBY,
@@ -53,7 +54,7 @@ from forewarn.cluster.row_changes import (
 )
 from forewarn.core.control_node import NodeRow
 from forewarn.errors import ForewarnError, Refused, Unavailable
-from forewarn.store.epochs import begin_new_epoch
+from forewarn.store.commit_mark import begin_new_epoch
 from forewarn.store.schema import REVISION, REVISIONS
 
 _ROWS_PER_FETCH = 1000

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from forewarn.base.times import RealTime
 from forewarn.cluster.bus import Bus, NoAnswer, Subjects, request_repeatedly
-from forewarn.cluster.host_projection import host_id
+from forewarn.cluster.host_streams import host_id
 from forewarn.cluster.messages import (
     ActOrder,
     HostScope,
@@ -27,17 +27,16 @@ from forewarn.cluster.messages import (
 )
 from forewarn.cluster.move_plan import (
     MoveProgress,
+    MoveSettlements,
     StepOrder,
     StepWait,
     after_fencing,
     after_silence,
     next_step,
 )
-from forewarn.cluster.move_settlements import MoveSettlements
-from forewarn.cluster.node_registry import JoinedNode
-from forewarn.cluster.reported_hosts import OBSERVE_INTERVAL_S, ReportedHosts
+from forewarn.cluster.node_registry import OBSERVE_INTERVAL_S, JoinedNode, ReportedHosts
 from forewarn.core.event import Act
-from forewarn.core.observation import HostObservation
+from forewarn.core.unannounced import HostObservation
 from forewarn.errors import Rejected, Unavailable
 from forewarn.machines.interface import ActDone, ActUnderWay
 from forewarn.machines.moves import MoveHandover, MoveRelease, MoveStep, StepReport, is_move

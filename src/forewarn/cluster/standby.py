@@ -24,7 +24,7 @@ from forewarn.cluster.record import LEASE_S, LeaseRow, MustStop, RecordUnavailab
 from forewarn.cluster.replicated_store import LeaseGuard, ReplicatedStore
 from forewarn.errors import ForewarnError, Refused
 from forewarn.store import sqlite_file
-from forewarn.store.epochs import RENEWAL_NAME, EpochRenewal, read_renewal
+from forewarn.store.commit_mark import RENEWAL_NAME, EpochRenewal, read_renewal
 
 _COPY_RETRY_S = 1.0  # of real time, after the copy could not be written: to build it again is much work
 _READ_SAVED = "SELECT value FROM saved WHERE name = ?"

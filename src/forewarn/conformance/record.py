@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from forewarn.cluster.digests import digest_tables, snapshot_digests
 from forewarn.cluster.record import (
     LEASE_S,
     Deposed,
@@ -23,8 +22,9 @@ from forewarn.cluster.record import (
     SharedRecord,
     SqlValues,
 )
+from forewarn.cluster.row_changes import digest_tables, snapshot_digests
 from forewarn.core.control_node import NodeRow
-from forewarn.store.epochs import RENEWAL_NAME, EpochRenewal, read_renewal
+from forewarn.store.commit_mark import RENEWAL_NAME, EpochRenewal, read_renewal
 from forewarn.store.schema import REVISION
 
 URL_1, URL_2 = "https://c1.example:8443", "https://c2.example:8443"

@@ -8,11 +8,9 @@ Subclass it in a test module and define how to open your store; pytest collects 
 
 from __future__ import annotations
 
-from forewarn.conformance.store_commits import StoreCommitTests
-from forewarn.conformance.store_history import StoreHistoryTests
-from forewarn.conformance.store_pruning import StorePruningTests
+from forewarn.conformance.store_history import StoreHistoryTests, StorePruningTests
 from forewarn.conformance.store_queries import StoreQueryTests
-from forewarn.conformance.store_scopes import StoreScopeTests
+from forewarn.conformance.store_scopes import StoreCommitTests, StoreScopeTests
 
 
 class StoreConformance(StoreScopeTests, StoreCommitTests, StoreQueryTests, StoreHistoryTests, StorePruningTests):

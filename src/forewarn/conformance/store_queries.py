@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.conformance.store_rows import (
+from forewarn.conformance.store_suite import (
+    LIVE_STATUSES,
     SAMPLE_SCOPE_ID,
+    StoreSuite,
     finished_event,
     replace_fields,
     sample_event,
@@ -15,7 +17,6 @@ from forewarn.conformance.store_rows import (
     sample_rollout,
     sample_vm,
 )
-from forewarn.conformance.store_suite import LIVE_STATUSES, StoreSuite
 from forewarn.core.access import Grant, RegisteredClient, Role
 from forewarn.core.azure_windows import AzureWindow, MaintenanceScope, parse_azure_window
 from forewarn.core.commit import Commit

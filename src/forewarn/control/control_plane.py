@@ -10,23 +10,19 @@ from forewarn.base.clock import Clock, real_now
 from forewarn.base.http_client import HttpClient
 from forewarn.base.times import RealTime
 from forewarn.control.access import AccessService
-from forewarn.control.act_limits import ActLimits
 from forewarn.control.budgets import BudgetService
-from forewarn.control.executor import ActExecutor, ActRetryPolicy
+from forewarn.control.executor import ActExecutor, ActLimits, ActRetryPolicy
 from forewarn.control.fault_registry import FaultRegistry
-from forewarn.control.fault_storms import FaultStormService
-from forewarn.control.faults import FaultService
-from forewarn.control.fleet import FleetService
+from forewarn.control.faults import FaultService, FaultStormService
+from forewarn.control.fleet import FleetService, HostStatementService
 from forewarn.control.guests import GuestService
 from forewarn.control.health_probes import HealthProber
-from forewarn.control.host_statements import HostStatementService
 from forewarn.control.lab_clock import LabClockService
 from forewarn.control.maintenance_configurations import MaintenanceConfigurationService
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.control.reconciler import Reconciler
 from forewarn.control.replays import ReplayService
-from forewarn.control.request_keys import RequestKeys
-from forewarn.control.requests import RequestService
+from forewarn.control.requests import RequestKeys, RequestService
 from forewarn.control.rollout_calendars import RolloutCalendars
 from forewarn.control.rollout_requests import RolloutRequestService
 from forewarn.control.rollouts import RolloutService
@@ -36,9 +32,7 @@ from forewarn.control.unannounced_changes import UnannouncedChangeService
 from forewarn.control.webhook_delivery import WebhookDispatcher
 from forewarn.control.webhooks import WebhookService
 from forewarn.core.decision import Policy
-from forewarn.machines.capacity import destination_hints
-from forewarn.machines.interface import Hypervisor
-from forewarn.machines.verb_support import VerbSupport
+from forewarn.machines.interface import Hypervisor, VerbSupport, destination_hints
 from forewarn.store.interface import AppliedCommit, LastPoll, Store
 
 

@@ -1,80 +1,171 @@
 """Performs the acts of started events: a bounded number at a time, one per VM, with retries."""
 
-# From "the event has started" to "it was done", at most once and never forgotten.
-#
-# The invariant. Every act of a started event is performed until it has an outcome, and takes effect at most once. The
-# store says which acts have no outcome yet; the hypervisor's ledger, which outlives this process, says which ones have
-# taken effect (an operator's command without a check may run again). In between stands this executor, which may forget
-# everything at any time. It remembers what it has asked, nothing more.
-#
-# Why commit first, then act. An act is in the commit that starts its event, before anything happens to a VM. If the
-# process dies right after, the next one reads started events and performs their acts. If it dies in the middle of an
-# act, the act is performed again under the same id, and the ledger answers what was done or goes on. If it dies after
-# the act, before the outcome is stored, the same. So there is one rule for all cases: perform what has no outcome.
-#
-# Nothing here sleeps. `perform` answers *done* or *later, ask again at*; a failure is *later* as well. All waiting is a
-# due time in a heap, and the reconciler sleeps until the first one. A lab clock can therefore jump from one due time to
-# the next. Due times are lab time; the limit of one attempt is real time, because a hypervisor hangs in the real one.
-#
-# One act at a time for each VM, in the order in which their events started (`_vm_queues`). The next one begins when the
-# outcome of the one before is *stored*, not when it is known: that outcome may have moved the VM to another host, and
-# the act that follows is changed in the same commit. `add_acts` gets every committed event and learns it there. An
-# outcome that is known and not yet stored is in `_unrecorded`, so that a commit of the same event that was decided
-# before does not bring the act back.
-#
-# Limits, and what they are about. A host that hangs must not stop the others. An attempt counts on each of its hosts
-# and overall. After ten seconds without an answer it no longer counts overall: it costs only memory then, and 64
-# hanging attempts would stop the fleet. On its host it counts until it ends, so that a host that hangs collects no more
-# than its share. An act that finds its host full waits outside of the heap; it has no due time, and the end of an
-# attempt there wakes it.
-#
-# Failed hosts. An act that needs a host that has failed is held, not failed: its outcome is a decision about the scope,
-# which the reconciler makes (`core.host_failure`), and which comes back through `add_acts` as an outcome that somebody
-# else recorded. Then the attempt is cancelled. The host is asked about twice, when the act is taken from the heap and
-# when its task begins: a commit may come between the two.
-#
-# What counts as an attempt. `ActNotTried` does not count: a full disk of this machine says nothing about the act.
-# Unavailable, a timeout and any other error do. After the last attempt the outcome is a failure: an event that never
-# ends would keep the other update domains of its scope waiting for ever.
-#
-# A node that may not act (`may_act`, the lease) begins no attempt. Attempts that run already go on: the hosts know the
-# term of their orders and refuse those of a deposed node, and a repetition by the next node is answered from the
-# ledger.
-#
-# What a crash leaves: heap, queues, counts of failures, notes of progress and outcomes that were not taken are gone.
-# Failures are counted anew; nothing else depends on them. Acts of one VM are queued again in the order in which their
-# events started.
-#
-# What was tried and taken back:
-#
-# - A global stop: after a host had failed, no act of the fleet started until the acts there had ended. An error in one
-#   scope then stopped everything. Now exactly the acts that need a failed host are held, by the rule that also ends
-#   them.
-# - Asking about the failed host only when the act was taken from the heap. A host could fail before the task took its
-#   first step, and the order went out after the failure had been recorded.
-# - Beginning the next act of a VM as soon as the one before was done. It was performed with the host that the VM had
-#   left.
-
 from __future__ import annotations
 
 import asyncio
 import heapq
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from forewarn.base.clock import Clock
 from forewarn.base.duration import exact_duration_text
 from forewarn.base.times import LabTime
-from forewarn.control.act_limits import ActLimits, HostLimiter, QueuedAct
-from forewarn.control.act_progress import ActProgress
+from forewarn.core.cause import Verb
 from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.errors import Unavailable
 from forewarn.machines.interface import ActDone, ActNotTried, ActUnderWay, Hypervisor
 
 log = logging.getLogger(__name__)
+
+
+# Limits the attempts at acts that run at the same time, overall and per host and verb.
+#
+# So a host that hangs does not delay acts on other hosts. An act counts on the host that its VM is on and on the
+# host it moves to, because a call may hang on either.
+
+QueuedAct = tuple[float, int, str]  # when the act is due in lab time, its order, its id
+_SlotKey = tuple[Verb, str, str]  # verb, host, ""; or of a move: verb, source, destination
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActLimits:
+    """How many attempts at acts may run at the same time, and when an attempt counts as unanswered."""
+
+    overall: int = 64  # without unanswered attempts: these cost nothing but memory
+    per_host: int = 16  # of one verb, unanswered ones included
+    per_move: int = 8  # of one verb between the same two hosts, so that a hanging destination leaves the source some
+    unanswered_after_s: float = 10.0  # real time
+
+
+class HostLimiter:
+    """Counts the attempts in progress on each host, and keeps the acts that wait for a slot there.
+
+    For each act call `acquire_or_wait` and, if that returned True, `release` and `next_waiting` at the end of the
+    attempt.
+    """
+
+    def __init__(self, limits: ActLimits) -> None:
+        self._limits = limits
+        self._running: Counter[_SlotKey] = Counter()
+        self._waiting: dict[_SlotKey, deque[QueuedAct]] = {}
+        self._awaited: dict[str, _SlotKey] = {}  # id of a waiting act → what it waits for
+
+    @property
+    def blocking_hosts(self) -> dict[str, str]:
+        """The host that each waiting act waits for, by the id of the act; "" for VMs without a host."""
+        return {act_id: key[2] or key[1] for act_id, key in self._awaited.items()}
+
+    def acquire_or_wait(self, act: Act, queued: QueuedAct) -> bool:
+        """Take all slots that the act needs and return True; if one is not free, let it wait and return False.
+
+        An act that waits must not be passed a second time before `next_waiting` has yielded it.
+        """
+        keys = _slot_keys(act)
+        blocked = next((key for key in keys if not self._is_free(key)), None)
+        if blocked is None:
+            self._running.update(keys)
+            return True
+        self._waiting.setdefault(blocked, deque()).append(queued)
+        self._awaited[act.id] = blocked
+        return False
+
+    def release(self, act: Act) -> None:
+        """Free the slots that `acquire_or_wait` took for an act; that they were taken is not checked."""
+        for key in _slot_keys(act):
+            self._running[key] -= 1
+            if not self._running[key]:
+                del self._running[key]
+
+    def next_waiting(self, act: Act) -> Iterator[QueuedAct]:
+        """Remove and yield the act that waited longest for each kind of slot of `act` that has a free one.
+
+        Call it after each `release`, and again with each act that it yielded if that act was not started: otherwise a
+        slot could stay free while acts wait for it. Use up the iterator.
+        """
+        for key in _slot_keys(act):
+            if key in self._waiting and self._is_free(key):
+                queued = self._waiting[key][0]
+                self.remove(queued[2])
+                yield queued
+
+    def remove(self, act_id: str) -> None:
+        """Remove an act from those that wait for a slot; does nothing if it does not wait."""
+        key = self._awaited.pop(act_id, None)
+        if key is None:
+            return
+        waiting = self._waiting[key]
+        waiting.remove(next(queued for queued in waiting if queued[2] == act_id))
+        if not waiting:
+            del self._waiting[key]
+
+    def _is_free(self, key: _SlotKey) -> bool:
+        limit = self._limits.per_move if key[2] else self._limits.per_host
+        return self._running[key] < limit
+
+
+def _slot_keys(act: Act) -> list[_SlotKey]:
+    hosts = [host for host in dict.fromkeys((act.from_host, act.to_host)) if host] or [""]
+    pair = [(act.verb, hosts[0], hosts[1])] if len(hosts) == 2 else []
+    return [*pair, *((act.verb, host, "") for host in hosts)]
+
+
+# What the hypervisor last reported about acts that are under way: a note, and an unreachable host.
+#
+# Kept in memory only: after a restart of the service, the next attempt at each act reports it again.
+
+ProgressListener = Callable[[Act], None]  # called with an act whose report changed
+
+
+class ActProgress:
+    """What the hypervisor last reported about each act that is under way: a note, and a host it waits for."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, ActUnderWay] = {}  # by act id
+        self._listeners: list[ProgressListener] = []
+
+    def record(self, act: Act, report: ActUnderWay) -> None:
+        """Keep what the hypervisor reported about this act, in place of what it reported before."""
+        before = self._reports.pop(act.id, None)
+        if report.note or report.waits_for_host:
+            self._reports[act.id] = report
+        if _content(before) != _content(report):
+            self._notify(act)
+
+    def forget(self, act: Act) -> None:
+        """Drop the report about an act that has ended; does nothing without one. Calls no listener."""
+        self._reports.pop(act.id, None)
+
+    def note(self, act_id: str) -> str:
+        """Return how the act is going, for people; "" if no hypervisor has said it or the act has ended."""
+        report = self._reports.get(act_id)
+        return report.note if report is not None else ""
+
+    def notes(self) -> dict[str, str]:
+        return {act_id: report.note for act_id, report in self._reports.items() if report.note}
+
+    def awaited_hosts(self) -> dict[str, str]:
+        """Return, by act id, the name of the host that each act waits for until it answers the hypervisor."""
+        return {act_id: report.waits_for_host for act_id, report in self._reports.items() if report.waits_for_host}
+
+    def unreachable_hosts(self) -> frozenset[str]:
+        """Return the names of the hosts that do not answer the hypervisor, as far as acts wait for them."""
+        return frozenset(self.awaited_hosts().values()) if self._reports else frozenset()
+
+    def subscribe(self, listener: ProgressListener) -> Callable[[], None]:
+        """Call `listener` with the act after each change of its report; return a function that ends this."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _notify(self, act: Act) -> None:
+        for listener in tuple(self._listeners):
+            listener(act)
+
+
+def _content(report: ActUnderWay | None) -> tuple[str, str]:
+    return (report.note, report.waits_for_host) if report is not None else ("", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

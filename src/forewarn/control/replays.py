@@ -24,7 +24,11 @@ from forewarn.core.replay import (
     Replay,
     ReplayedAnswer,
     ReplayEnding,
+    ReplayScript,
+    ReplayStep,
+    UploadedRecording,
     advance_replay,
+    build_replay_script,
     current_answer,
     describe_step,
     interruption_reason,
@@ -32,7 +36,6 @@ from forewarn.core.replay import (
     next_step_at,
     shown_event_ids,
 )
-from forewarn.core.replay_script import ReplayScript, ReplayStep, UploadedRecording, build_replay_script
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, RequestKey, with_request_key
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, NotFound, Refused, Rejected, Remedy

@@ -8,11 +8,10 @@ from msgspec.structs import replace
 
 from forewarn.control.health_probes import HealthProber
 from forewarn.control.requests import new_request, requested_entry
-from forewarn.control.rollout_vms import checked_rollout_vms
 from forewarn.control.scope_transactions import ScopeTransactions, retry_on_conflict
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.commit import Commit
-from forewarn.core.fleet import Host
+from forewarn.core.fleet import Host, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.placement import require_destination
 from forewarn.core.planning import allowed_notice
@@ -26,9 +25,39 @@ from forewarn.core.request import (
 )
 from forewarn.core.rollout import require_usable_calendar
 from forewarn.core.scope import scope_name
-from forewarn.core.waves import rollout_target_text
-from forewarn.errors import NotFound, Refused, Remedy
-from forewarn.machines.verb_support import VerbSupport
+from forewarn.core.waves import covers_vm, require_target, require_valid_waves, rollout_target_text
+from forewarn.errors import NotFound, Refused, Rejected, Remedy
+from forewarn.machines.interface import VerbSupport
+from forewarn.store.interface import Store
+
+# Reads the VMs that a rollout covers from the store.
+
+_MAX_HOSTS_READ_ALONE = 100
+
+
+def rollout_vms(store: Store, rollout: Rollout) -> list[Vm]:
+    """Return the present VMs that a rollout covers now, even those whose maintenance is done; on hosts, by host."""
+    if rollout.scope_id:
+        return store.vms(scope_id=rollout.scope_id)
+    if len(rollout.hosts) > _MAX_HOSTS_READ_ALONE and len(rollout.hosts) * 4 > store.counts().hosts:
+        by_host: dict[str, list[Vm]] = {}  # one read of the fleet is faster than one for each of most of its hosts
+        for vm in store.vms():
+            by_host.setdefault(vm.host, []).append(vm)
+        return [vm for host in rollout.hosts for vm in by_host.get(host, ())]
+    if rollout.hosts:
+        return [vm for host in rollout.hosts for vm in store.vms(host=host)]
+    return [vm for vm in store.vms() if covers_vm(rollout, vm)]
+
+
+def checked_rollout_vms(store: Store, rollout: Rollout) -> list[Vm]:
+    """Return the present VMs that a new rollout covers, after checking its target and waves."""
+    if rollout.max_failures < 0:
+        raise Rejected(f"max failures {rollout.max_failures} is negative: give 0 (never stop) or more")
+    vms = rollout_vms(store, rollout)
+    require_target(rollout, vms)
+    require_valid_waves(rollout, vms)
+    return vms
+
 
 _STATE_CHANGE_ENTRIES = {
     RolloutState.PAUSED: (EntryKind.PAUSED, "paused"),

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from forewarn.control.budgets import BudgetService
 from forewarn.control.health_checks import HealthCheckService
 from forewarn.control.health_probes import HealthProber
 from forewarn.control.rollout_calendars import RolloutCalendars
-from forewarn.control.rollout_hold import RolloutHoldService
-from forewarn.control.rollout_records import after_verdict, ended_entry, failures_text, wave_entry, withdraw_decision
-from forewarn.control.rollout_vms import rollout_vms
+from forewarn.control.rollout_requests import rollout_vms
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
-from forewarn.control.shared_work import SharedWorkIndex
 from forewarn.control.standing_order import StandingOrderService
+from forewarn.core import lifecycle
 from forewarn.core.cause import CAUSE_RULES
-from forewarn.core.commit import Commit
+from forewarn.core.commit import Commit, SavedValue
+from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.explain.rollout_plan import RolloutForecast, forecast_rollout
 from forewarn.core.fleet import Vm
-from forewarn.core.health import CheckOutcome, HealthDecision, health_verdict
+from forewarn.core.health import CheckOutcome, HealthDecision, HealthVerdict, health_verdict
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope
 from forewarn.core.request import (
+    ROLLOUT_CAUSES,
     MaintenanceRequest,
     PlannedEvent,
     Rollout,
@@ -35,12 +38,14 @@ from forewarn.core.request import (
     RolloutTally,
 )
 from forewarn.core.rollout import (
+    PUBLISHES_NOTHING,
     count_rollout_vms,
     next_batch,
     next_rollout_state,
     rollout_end_reason,
 )
-from forewarn.core.shared_work import NO_SHARED_WORK, SharedWork
+from forewarn.core.scope import Scope
+from forewarn.core.shared_work import NO_SHARED_WORK, SharedWork, may_share_work, shared_work
 from forewarn.core.waves import (
     WavePhase,
     WaveStep,
@@ -50,8 +55,240 @@ from forewarn.core.waves import (
     wave_end_text,
     wave_phase,
 )
-from forewarn.errors import Conflict
-from forewarn.store.interface import AppliedCommit
+from forewarn.errors import Conflict, Refused, Rejected
+from forewarn.store.interface import ROLLOUT_HOLD_NAME, AppliedCommit, Store
+
+# What the rollout service commits about a rollout: new states, withdrawals, history entries.
+
+
+def withdraw_decision(event_ids: list[str], rollout: Rollout) -> Callable[[Scope, DecisionContext], Scope]:
+    """Return a decision that withdraws these events of a scope together."""
+    # All events are withdrawn at once, so that none starts because another no longer blocks it. If a health check
+    # paused the rollout, they are only postponed; what the check found stays with the rollout, because readers of a
+    # single scope see the reason.
+    is_postponed = rollout.has_paused_itself
+    reason = f"its rollout was {rollout.progress}" + (" by a health check" if is_postponed else "")
+
+    def decision(scope: Scope, context: DecisionContext) -> Scope:
+        for event_id in event_ids:
+            event = scope.event(event_id)
+            if event is not None and event.status is EventState.SCHEDULED:
+                event = replace(event, is_postponed=is_postponed)
+                scope = lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=context.now)
+        return reconcile_scope(scope, context)
+
+    return decision
+
+
+def failures_text(events: list[Event]) -> str:
+    """Return ` with 3 failed VMs`, or "" if no act of these events failed."""
+    failed = sum(len(event.failed_acts) for event in events)
+    return f" with {failed} failed {'VM' if failed == 1 else 'VMs'}" if failed else ""
+
+
+def wave_entry(request: MaintenanceRequest, text: str, now: float) -> HistoryEntry:
+    """Return a history entry about a wave that has begun or ended, as `text` says; writes nothing."""
+    text = f"rollout {request.id}: {text}"
+    return _entry(request, EntryKind.WAVE, text, now)
+
+
+def ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now: float) -> HistoryEntry:
+    """Return the history entry about a rollout that has stopped itself or completed; writes nothing."""
+    if rollout.progress is RolloutState.STOPPED:
+        text = f"rollout {request.id} stopped: {rollout.reason}; events that have not started are withdrawn"
+        return _entry(request, EntryKind.STOPPED, text, now)
+    text = f"rollout {request.id} completed{failed}" + (f": {rollout.reason}" if rollout.reason else "")
+    return _entry(request, EntryKind.COMPLETED, text, now)
+
+
+def after_verdict(
+    request: MaintenanceRequest, rollout: Rollout, verdict: HealthVerdict, now: float
+) -> tuple[Rollout, HistoryEntry | None]:
+    """Return the running rollout as the verdict of its health checks changes it, and a history entry."""
+    # A wait for measurements that are still to come changes nothing, and neither does another reason for the same wait.
+    match verdict.decision:
+        case HealthDecision.PAUSE:
+            changed = replace(rollout, progress=RolloutState.PAUSED, reason=verdict.why, unclear="")
+            text = f"rollout {request.id} paused: {verdict.why}; events that have not started are withdrawn"
+            return changed, _entry(request, EntryKind.PAUSED, text, now)
+        case HealthDecision.WAIT if not rollout.unclear:
+            text = f"rollout {request.id} {PUBLISHES_NOTHING}: {verdict.why}"
+            return replace(rollout, unclear=verdict.why), _entry(request, EntryKind.PAUSED, text, now)
+        case HealthDecision.GO_ON if rollout.unclear:
+            text = f"rollout {request.id} goes on: its checks are clear again"
+            return replace(rollout, unclear=""), _entry(request, EntryKind.RESUMED, text, now)
+    return rollout, None
+
+
+def _entry(request: MaintenanceRequest, kind: EntryKind, text: str, now: float) -> HistoryEntry:
+    return HistoryEntry(at=now, kind=kind, actor=PLATFORM_ACTOR, text=text, request_id=request.id)
+
+
+# Holds all rollouts of the fleet, and lifts the hold (spec §13.5).
+
+
+class RolloutHoldService:
+    """Sets and lifts the hold on all rollouts; there is at most one.
+
+    `hold` is the hold in force; None if there is none or it is being lifted. `is_lifting` says whether a hold was
+    lifted but `finish_lifting` has not yet checked everything that it held. Every change sets
+    `transactions.hold_reason`, for decisions.
+    """
+
+    def __init__(
+        self, transactions: ScopeTransactions, *, on_lifted: Callable[[], None], wake: Callable[[], None]
+    ) -> None:
+        self._transactions = transactions
+        self._store = transactions.store
+        self._on_lifted = on_lifted
+        self._wake = wake
+        self._lock = asyncio.Lock()  # a new hold waits until the last one is lifted completely
+        self.hold: RolloutHold | None = None
+        self.is_lifting = False
+        self._follow(self._stored())
+
+    def on_commit(self, applied: AppliedCommit) -> None:
+        """Take over the hold that a commit has stored, if any. Called for every commit with `saved`, in order."""
+        # So the reconciler, which that commit wakes, knows the hold, even if the task that commits it was cancelled.
+        for saved in applied.commit.saved:
+            if saved.name == ROLLOUT_HOLD_NAME:
+                self._follow(_decode(saved.value))
+
+    async def set_hold(self, reason: str, *, who: str) -> RolloutHold:
+        """Hold all rollouts, durably, and return the hold. Finishes lifting an earlier hold first.
+
+        Rollouts publish nothing, and none of their events starts without an approval, except behind a gate that is
+        released already; Freezes that faults made also wait.
+        """
+        reason = " ".join(reason.split())
+        if not reason:
+            raise Rejected("a hold needs a reason, which everybody sees: give one")
+        async with self._lock:
+            await self._finish_lifting()
+            # One reason for all: a second hold would hide why the first was set.
+            if self.hold is not None:
+                raise Refused(f"all rollouts are on hold already ({self.hold.reason}): lift that hold first")
+            hold = RolloutHold(reason=reason, set_by=who, set_at=self._transactions.clock.now())
+            # The store writes in order: what was decided before this line is stored before the hold, and every later
+            # decision knows the hold. So nothing is published or started after the caller has its answer.
+            self._transactions.hold_reason = reason
+            try:
+                await self._commit_hold(hold, EntryKind.PAUSED, f"all rollouts are on hold: {reason}", who)
+            except BaseException:
+                if self.hold is None:  # decide again what was held meanwhile
+                    self._transactions.hold_reason = ""
+                    self.is_lifting = True
+                    self._wake()
+                raise
+        return hold
+
+    async def lift_hold(self, *, who: str) -> RolloutHold:
+        """Lift the hold on all rollouts, durably, and return it; the reconciler starts what is due by then."""
+        async with self._lock:
+            hold = self.hold
+            if hold is None:
+                raise Refused("rollouts are not on hold: there is nothing to lift")
+            text = f"the hold on all rollouts is lifted ({hold.reason})"
+            # Not removed yet: who dies before everything is decided again must find it.
+            await self._commit_hold(replace(hold, is_lifted=True), EntryKind.RESUMED, text, who)
+        return hold
+
+    async def finish_lifting(self) -> bool:
+        """Decide all scheduled events of rollouts again after a hold was lifted; return whether one was."""
+        # The hold is removed from the store only afterwards, so a crash in between repeats this.
+        async with self._lock:
+            return await self._finish_lifting()
+
+    async def _finish_lifting(self) -> bool:
+        if not self.is_lifting:
+            return False
+        held = [e for e in self._store.events(statuses=(EventState.SCHEDULED,)) if e.cause in ROLLOUT_CAUSES]
+        # Also those that were due all along: no time wakes what waited without an end.
+        await self._transactions.reconcile_scopes_of(held)
+        self._on_lifted()
+        stored = self._stored()
+        if stored is not None and stored.is_lifted:  # not if it could not be stored, or is stored only now
+            await self._store.save(ROLLOUT_HOLD_NAME, msgspec.json.encode(None))
+            stored = None
+        self._follow(stored)
+        return True
+
+    def _stored(self) -> RolloutHold | None:
+        raw = self._store.load(ROLLOUT_HOLD_NAME)
+        return _decode(raw) if raw is not None else None
+
+    def _follow(self, stored: RolloutHold | None) -> None:
+        self.is_lifting = stored is not None and stored.is_lifted
+        self.hold = None if self.is_lifting else stored
+        self._transactions.hold_reason = self.hold.reason if self.hold is not None else ""
+
+    async def _commit_hold(self, hold: RolloutHold, kind: EntryKind, text: str, who: str) -> None:
+        entry = HistoryEntry(at=self._transactions.clock.now(), kind=kind, actor=who, text=text)
+        saved = SavedValue(ROLLOUT_HOLD_NAME, msgspec.json.encode(hold))
+        await self._store.commit(Commit(saved=(saved,), entries=(entry,)))
+
+
+def _decode(raw: bytes) -> RolloutHold | None:
+    return msgspec.json.decode(raw, type=RolloutHold | None)
+
+
+# Finds the work of other rollouts that serves a rollout too (spec §13.6).
+
+_MAX_REQUESTS_READ = 10_000  # the newest ones, of which rollouts are looked for at the start
+
+
+class SharedWorkIndex:
+    """Knows the rollouts, open or lately closed, whose work may also serve another open rollout."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rollouts: dict[str, MaintenanceRequest] = {}
+        self._hosts: dict[str, frozenset[str]] = {}  # request id → names of its hosts
+        for request in (*store.requests(limit=_MAX_REQUESTS_READ), *store.requests(open_only=True)):
+            self.on_request(request)
+        self._forget_old()
+
+    def on_request(self, request: MaintenanceRequest) -> None:
+        """Remember the newest state of a rollout's request; a request without a rollout is ignored."""
+        if request.rollout is None:
+            return
+        if request.id not in self._hosts:
+            self._hosts[request.id] = frozenset(request.rollout.hosts)
+        self._rollouts[request.id] = request
+        if request.rollout.closed and len(self._rollouts) > 1:
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        oldest = min((request.requested_at for request in self._rollouts.values() if request.is_open), default=None)
+        for request_id, request in list(self._rollouts.items()):
+            rollout = request.rollout
+            if rollout is not None and rollout.closed and (oldest is None or (rollout.closed_at or 0.0) < oldest):
+                del self._rollouts[request_id], self._hosts[request_id]
+
+    def work_for(
+        self, request: MaintenanceRequest, rollout: Rollout, vms: list[Vm], own_events: list[Event]
+    ) -> SharedWork:
+        """Return what other rollouts do, or have done, to the VMs of a rollout in its place."""
+        others = [other for other in self._rollouts.values() if may_share_work(request, other)]
+        if not others:
+            return NO_SHARED_WORK
+        events = [event for other in others for event in self._store.events(request_id=other.id)]
+        planned = [item for other in others for item in self._store.planned(request_id=other.id)]
+        return shared_work(request, rollout, vms, own_events, events, planned)
+
+    def others_on_host(self, event: Event) -> Iterator[str]:
+        """Yield the ids of the open rollouts, without that of the event, that could share its work."""
+        for request_id, request in self._rollouts.items():
+            rollout, hosts = request.rollout, self._hosts[request_id]
+            if rollout is None or request_id == event.request_id or not request.is_open:
+                continue
+            if rollout.cause is event.cause and (not hosts or event.host in hosts):
+                yield request_id
+
+    def open_peers(self, request: MaintenanceRequest) -> list[str]:
+        """Return the ids of the other open rollouts that could share work with this one."""
+        return [other.id for other in self._rollouts.values() if other.is_open and may_share_work(request, other)]
+
 
 _END_STATES = {RolloutState.STOPPED, RolloutState.ABORTED, RolloutState.COMPLETED}
 _MAX_UNUSED_S = 10.0  # lab time for which the next wave may wait while acts are due

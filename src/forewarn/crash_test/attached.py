@@ -7,10 +7,10 @@ import socket
 from collections.abc import Mapping
 
 from forewarn.crash_test.case import Case, Layout, Need
-from forewarn.crash_test.case_fleet import declare_case_fleet
 from forewarn.crash_test.claims import HandlerClaims
 from forewarn.crash_test.handler_machine import AttachedMachine
 from forewarn.crash_test.live_stage import StageSetup, open_live_stage
+from forewarn.crash_test.preflight import declare_case_fleet
 from forewarn.crash_test.run_case import RawCaseResult, play_case
 from forewarn.crash_test.timeline import Polled, Probe, Timeline
 from forewarn.errors import Rejected

@@ -11,26 +11,246 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
-from forewarn.crash_test.handler_files import (
-    HandlerSpec,
-    copy_user_directory,
-    prepare_vm_files,
-    resolve_command,
-    vm_environment,
-)
-from forewarn.crash_test.process_usage import is_running, list_descendants, list_pids_with_variable
 from forewarn.machines.namespace_vm import syscalls
 from forewarn.machines.namespace_vm.machine import Machine, boot_id_file
 from forewarn.machines.namespace_vm.messages import VmDescription, VmProgramExit
 from forewarn.machines.namespace_vm.namespaces import InitEvent, VmNamespaces
-from forewarn.machines.namespace_vm.private_files import empty_private_tmp
+from forewarn.machines.namespace_vm.private_files import TMP, VmFiles, empty_private_tmp
 from forewarn.machines.namespace_vm.vm_spec import VmSpec
+
+# The files of a handler on its VM: a copy of the user's directory, and what it sees of the machine.
+
+_DISK_BYTES = 32 * 1024 * 1024
+_MAX_COPIED_BYTES = 256 * 1024  # of one file of the user's directory; larger ones become links
+_MAX_COPIED_TOTAL = 8 * 1024 * 1024
+_MAX_ENTRIES = 5000  # of the user's directory
+_PATH_VARIABLES = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "NODE_PATH", "GOPATH", "HOME")
+_PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")  # the metadata endpoint is never behind one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSpec:
+    """Which handler program runs on which VM, and where its files are.
+
+    The handler starts with copies of the files of `user_directory`. Only directories, and files over 256 KiB or beyond
+    8 MiB in all, are links to the user's own, which the handler can change.
+    """
+
+    vm: str  # the VM's name
+    hostname: str  # of the VM; a plain child has that of this machine
+    command: tuple[str, ...]  # the handler and its arguments
+    directory: Path  # an existing, empty directory for the files of this VM; its creator removes it
+    user_directory: Path  # where the user started the crash test: the handler starts with its files
+    environment: Mapping[str, str]  # all that the handler gets, beside the variables of its machine
+    endpoint_env: str = ""  # a plain child needs it: the variable that gets the endpoint's URL; "": a VM of namespaces
+
+
+def copy_user_directory(source: Path, target: Path) -> None:
+    """Make the files of `source` visible in the directory `target`: small ones as copies, others as links."""
+    left = _MAX_COPIED_TOTAL
+    for entry in sorted(source.iterdir())[:_MAX_ENTRIES]:
+        with suppress(OSError):
+            if entry.is_file() and not entry.is_symlink() and entry.stat().st_size <= min(left, _MAX_COPIED_BYTES):
+                left -= entry.stat().st_size
+                shutil.copy2(entry, target / entry.name)
+            elif entry.is_file() or entry.is_dir():
+                (target / entry.name).symlink_to(entry.resolve())
+
+
+def prepare_vm_files(spec: HandlerSpec) -> VmFiles:
+    """Create the directories for the private files of a VM of namespaces, and return what to mount in it."""
+    names = ("disk", "contents", "tmp", "ephemeral")
+    disk, contents, tmp, _ = directories = [spec.directory / name for name in names]
+    for directory in directories:
+        directory.mkdir()
+    tmp.chmod(0o1777)
+    copy_user_directory(spec.user_directory, contents)
+    return VmFiles(
+        disk=disk,
+        disk_bytes=_DISK_BYTES,
+        disk_contents=contents,
+        tmp=tmp,
+        shared_tmp_entries=_shared_tmp_entries(spec),
+    )
+
+
+def _shared_tmp_entries(spec: HandlerSpec) -> tuple[str, ...]:
+    variables = (spec.environment.get(name, "").split(os.pathsep) for name in _PATH_VARIABLES)
+    texts = [text for values in variables for text in values if text]
+    paths = [spec.directory, spec.user_directory, *map(Path, texts)]
+    paths += [spec.user_directory / argument for argument in spec.command]
+    inside = (Path(os.path.abspath(path)) for path in paths)
+    names = {path.relative_to(TMP).parts[0] for path in inside if TMP in path.parents}
+    return tuple(sorted(name for name in names if os.path.lexists(TMP / name)))
+
+
+def vm_environment(spec: HandlerSpec, files: VmFiles) -> dict[str, str]:
+    """Return the environment of a handler in a VM of namespaces: that of `spec`, with its PWD and TMPDIR."""
+    kept = {name: value for name, value in spec.environment.items() if name not in _PROXY_VARIABLES}
+    return {**kept, "PWD": str(files.disk), "TMPDIR": str(TMP)}
+
+
+def resolve_command(spec: HandlerSpec) -> tuple[str, ...]:
+    """Return the command of `spec`, the program first, for another working directory than the user's."""
+    program, *arguments = spec.command
+    if "/" in program:
+        program = os.path.abspath(spec.user_directory / program)
+    return (program, *(_resolve_argument(argument, spec.user_directory) for argument in arguments))
+
+
+def _resolve_argument(argument: str, user_directory: Path) -> str:
+    if ".." in argument.split("/") and os.path.exists(user_directory / argument):
+        return os.path.abspath(user_directory / argument)
+    return argument
+
+
+# Reads from /proc which processes a program has, and what they use. Linux only.
+
+_PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_ZOMBIE = "Z"
+_MAX_SHARE_RUNNING = 0.25  # of the time that a thread wants a CPU: one that gets more is not starved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUsage:
+    """What some processes use together, at one moment; zombies do not count."""
+
+    cpu_s: float  # CPU time since their start, with that of children that they have waited for
+    memory_bytes: int  # resident memory; pages that processes share count for each of them
+    processes: int  # how many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadTimes:
+    """What the kernel has counted for one thread since the thread's start."""
+
+    id: int  # the thread id of the kernel
+    ran_ns: int  # nanoseconds on a CPU
+    waited_ns: int  # nanoseconds in which it was ready to run, and had no CPU
+
+
+class StarvationMeter:
+    """Measures how long a program could not go on because other programs had taken the CPUs."""
+
+    # The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. Waits of
+    # processes that start and end between two measurements are not seen.
+
+    def __init__(self, read_threads: Callable[[int], Iterable[ThreadTimes]] | None = None) -> None:
+        self._read_threads = read_threads or _read_threads
+        self._measured: dict[int, ThreadTimes] = {}  # by thread id
+
+    def measure(self, pids: Iterable[int]) -> float:
+        """Return how many seconds the thread that waited longest has waited for a CPU since the last call."""
+        # Counts only threads that ran for less than a quarter of the time in which they could run: one that computes
+        # without a pause always waits, but goes on. Waits for the program's own threads do not count: the time that all
+        # of them ran is subtracted.
+        before, self._measured = self._measured, {}
+        longest = total = 0
+        for pid in pids:
+            for thread in self._read_threads(pid):
+                self._measured[thread.id] = thread
+                earlier = before.get(thread.id, ThreadTimes(id=thread.id, ran_ns=0, waited_ns=0))
+                ran = max(0, thread.ran_ns - earlier.ran_ns)
+                waited = max(0, thread.waited_ns - earlier.waited_ns)
+                total += ran
+                if ran < _MAX_SHARE_RUNNING * (ran + waited):
+                    longest = max(longest, waited)
+        return max(0, longest - total) / 1e9
+
+
+def list_descendants(pid: int) -> list[int]:
+    """Return the pids of all descendants of a process, without itself, parents before children."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        children = _children(waiting.pop())
+        found += children
+        waiting += children
+    return found
+
+
+def list_pids_with_variable(name: str, value: str) -> list[int]:
+    """Return the pids of all other processes that were started with this environment variable and value."""
+    wanted = f"{name}={value}".encode()
+    found = []
+    for entry in os.listdir(_PROC):
+        if entry.isdecimal() and int(entry) != os.getpid():
+            try:
+                variables = (_PROC / entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it has ended, or belongs to another user
+            if wanted in variables:
+                found.append(int(entry))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Return whether this process exists and is no zombie."""
+    fields = _stat_fields(pid)
+    return fields is not None and fields[0] != _ZOMBIE
+
+
+def read_usage(pids: Iterable[int]) -> ProcessUsage:
+    """Return the CPU time, memory and number of these processes together, without those that have ended."""
+    ticks = pages = processes = 0
+    for pid in pids:
+        fields = _stat_fields(pid)
+        if fields is None or fields[0] == _ZOMBIE:
+            continue
+        ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime; see proc(5)
+        pages += int(fields[21])
+        processes += 1
+    return ProcessUsage(cpu_s=ticks / _TICKS_PER_S, memory_bytes=pages * _PAGE_BYTES, processes=processes)
+
+
+def _read_threads(pid: int) -> Iterator[ThreadTimes]:
+    """Yield the threads of a process, without those of low priority (with a positive nice value)."""
+    try:
+        for thread in os.listdir(_PROC / str(pid) / "task"):
+            ran, waited, _ = (_PROC / str(pid) / "task" / thread / "schedstat").read_text().split()
+            fields = _stat_fields(int(thread))
+            if fields is not None and int(fields[16]) <= 0:
+                yield ThreadTimes(id=int(thread), ran_ns=int(ran), waited_ns=int(waited))
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        return  # it has ended, or this kernel does not count
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    try:
+        for thread in os.listdir(_PROC / str(pid) / "task"):
+            text = (_PROC / str(pid) / "task" / thread / "children").read_text()
+            children += map(int, text.split())
+    except FileNotFoundError:
+        if (_PROC / str(pid)).exists() and not (_PROC / "self/task" / str(os.getpid()) / "children").exists():
+            return _children_by_parent(pid)  # this kernel has no lists of children
+    except ProcessLookupError:
+        pass
+    return children
+
+
+def _children_by_parent(pid: int) -> list[int]:
+    pids = (int(entry) for entry in os.listdir(_PROC) if entry.isdecimal())
+    stats = ((other, _stat_fields(other)) for other in pids)
+    return [other for other, fields in stats if fields is not None and fields[1] == str(pid)]
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()
+
 
 STOP_GRACE_S = 2.0  # between SIGTERM and SIGKILL when a VM shuts down
 _READ_BYTES = 65536

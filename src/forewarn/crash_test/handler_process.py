@@ -10,8 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from forewarn.crash_test.case_recorder import CaseRecorder
-from forewarn.crash_test.handler_machine import HandlerMachine
-from forewarn.crash_test.process_usage import StarvationMeter, read_usage
+from forewarn.crash_test.handler_machine import HandlerMachine, StarvationMeter, read_usage
 from forewarn.crash_test.timeline import ProgramExited, ProgramOutput, ProgramStarted, ResourcesSampled
 from forewarn.errors import Refused
 from forewarn.machines.namespace_vm.messages import VmProgramExit

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from forewarn.base.clock import ClockSetting, LabClock, read_real_time
 from forewarn.base.times import RealTime
+from forewarn.core.cause import Verb, VmEffect
 from forewarn.core.decision import DecisionContext, EnablementMode, Policy
-from forewarn.core.event import Event
+from forewarn.core.event import Act, Event
 from forewarn.core.fleetfile.reader import DeclaredFleet
 from forewarn.core.request import RequestedOperation, RolloutImpact
 from forewarn.core.scope import Scope
 from forewarn.crash_test.answers import SpoiledAnswer
-from forewarn.crash_test.case_recorder import CaseRecorder
-from forewarn.crash_test.event_recorder import commit_recorder
+from forewarn.crash_test.case_recorder import CaseRecorder, commit_recorder
 from forewarn.crash_test.handler_machine import HandlerMachine
 from forewarn.crash_test.handler_process import HandlerProcess
-from forewarn.crash_test.probe_runner import ProbeRunner
-from forewarn.crash_test.proxy import Proxy
-from forewarn.crash_test.proxy_connection import AskPrepared
-from forewarn.crash_test.reference_poller import poll_forever
+from forewarn.crash_test.proxy import AskPrepared, Proxy
 from forewarn.crash_test.stage import StageEvent
 from forewarn.crash_test.timeline import (
     Approved,
     Disturbance,
     EventEnded,
     EventStarted,
+    Impact,
     Observation,
     Polled,
     Poller,
@@ -40,12 +40,219 @@ from forewarn.crash_test.timeline import (
     ProbeAnswered,
     Timeline,
 )
-from forewarn.crash_test.vm_hypervisor import VmHypervisor
 from forewarn.errors import Refused, Rejected
 from forewarn.lab import requests as lab_requests
 from forewarn.lab.requests import RequestedNotice, find_vm
 from forewarn.lab.service import TEST_ACTOR, LabService, open_lab_service
+from forewarn.machines.interface import ActDone, ActUnderWay
 from forewarn.protocol.exchange import EndpointRules
+from forewarn.protocol.versions import NEWEST_VERSION
+
+# Runs the user's probes beside a handler, and records when their answers change.
+
+PROBE_INTERVAL_S = 0.5  # real time from the end of one round to the next
+PROBE_TIMEOUT_S = 5.0  # real time; a probe that takes longer gives no answer
+_LAST_LOOK_TIMEOUT_S = 3.0
+_APPROVAL_TIMEOUT_S = 1.0  # real time that an approval is held for the probe: less than handlers wait for an answer
+_CANNOT_RUN = {126: "is not executable", 127: "was not found"}  # exit statuses of shells
+
+
+class ProbeRunner:
+    """The probes of one VM: shell commands that say yes with exit status 0, and no with any other.
+
+    The recorder gets an answer if it is the first one or differs from the last; its time is when that run of the probe
+    began, or when the approval arrived for which the probe was run. A probe that a signal ended gives no answer; one
+    that the shell cannot run is a problem of the case.
+    """
+
+    def __init__(
+        self, handler: HandlerProcess, commands: Mapping[Probe, str], *, vm: str, recorder: CaseRecorder
+    ) -> None:
+        self._handler = handler
+        self._commands = commands
+        self._vm = vm
+        self._recorder = recorder
+        self._last: dict[Probe, bool] = {}
+
+    async def run_forever(self) -> None:
+        """Run all probes, one after the other, again and again until cancelled; return at once without probes."""
+        while self._commands:
+            await self.run_once(PROBE_TIMEOUT_S)
+            await asyncio.sleep(PROBE_INTERVAL_S)
+
+    async def look_before_impact(self) -> None:
+        """Run all probes once more and record changed answers, because the platform is about to act on the VM."""
+        await self.run_once(_LAST_LOOK_TIMEOUT_S)
+
+    async def ask_prepared(self, at: float) -> bool | None:
+        """Run the probe `prepared` because an approval arrived at this time, and return whether it says yes.
+
+        The approval is held meanwhile, so this is the state in which the handler approved.
+        """
+        command = self._commands.get(Probe.PREPARED)
+        if command is None:
+            return None
+        status = await self._handler.run_command(command, _APPROVAL_TIMEOUT_S)
+        if status is None or status in _CANNOT_RUN:
+            return None
+        self._take_answer(Probe.PREPARED, status, at)
+        return status == 0
+
+    async def run_once(self, timeout_s: float) -> None:
+        """Run each probe once and record changed answers."""
+        for probe, command in self._commands.items():
+            at = self._recorder.now()
+            status = await self._handler.run_command(command, timeout_s)
+            if status is not None:
+                self._take_answer(probe, status, at)
+
+    def _take_answer(self, probe: Probe, status: int, at: float) -> None:
+        if status in _CANNOT_RUN:
+            command = self._commands[probe]
+            self._recorder.report_problem(
+                f"the command of --{probe} {_CANNOT_RUN[status]} (exit status {status}): correct {command!r}"
+            )
+            return
+        is_yes = status == 0
+        if self._last.get(probe) is not is_yes:
+            self._last[probe] = is_yes
+            self._recorder.record(ProbeAnswered(at=at, vm=self._vm, probe=probe, is_yes=is_yes))
+
+
+# The reference poller beside the handler, which tells a slow machine from a slow handler.
+
+POLL_INTERVAL_S = 1.0  # real time between the starts of two polls
+_TIMEOUT_S = 10.0
+_READ_BYTES = 65536
+_REQUEST = (
+    f"GET /metadata/scheduledevents?api-version={NEWEST_VERSION} HTTP/1.1\r\n"
+    "Host: 169.254.169.254\r\nMetadata: true\r\nUser-Agent: forewarn-reference\r\nConnection: close\r\n\r\n"
+).encode()
+
+
+async def poll_forever(address: tuple[str, int]) -> None:
+    """Poll the endpoint at this address (IP, port) once a second until cancelled; errors are ignored."""
+    loop = asyncio.get_running_loop()
+    while True:
+        next_at = loop.time() + POLL_INTERVAL_S
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_TIMEOUT_S):
+                await _poll_once(address)
+        await asyncio.sleep(max(0.0, next_at - loop.time()))
+
+
+async def _poll_once(address: tuple[str, int]) -> bytes:
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        writer.write(_REQUEST)
+        answer = bytearray()
+        while data := await reader.read(_READ_BYTES):
+            answer += data
+        return bytes(answer)
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+# The hypervisor of a crash test: carries acts out on the VMs where handlers run.
+
+# How long a VM is down, in seconds of the service's clock: shorter than in production, so that cases stay short.
+DOWN_S: dict[Verb, float] = {Verb.REBOOT: 2.0, Verb.REDEPLOY: 3.0, Verb.REIMAGE: 3.0}
+_ASK_AGAIN_S = 0.2  # of the service's clock
+_ANSWER_S = 1.0  # real time in which the answer to an approval must reach the handler before its VM goes down
+
+
+class VmHypervisor:
+    """Performs acts on the VMs of one case, each once, through their handlers; see `Hypervisor`.
+
+    A freeze or a migration stops the handler's processes for its duration; a reboot, redeploy or reimage ends them and
+    boots after two or three seconds; an eviction, a deletion, a power-off and a deallocation end them; a start boots
+    the VM; a reapply changes nothing. Durations are seconds of the service's clock.
+
+    `processes` has the handler of each VM that runs one, by the VM's name; acts on other VMs, and on handlers that run
+    elsewhere, change nothing and only take their time. `speed` is lab time per real time. `before_impact` is awaited
+    with the VM's name before an act touches a handler, so that probes can see what the handler has done until then. The
+    act follows a second (real time) later, so that the answer to an approval arrives first. The object lives for one
+    case: outcomes are not stored. `recorder` gets the impacts.
+    """
+
+    def __init__(
+        self,
+        processes: Mapping[str, HandlerProcess],
+        recorder: CaseRecorder,
+        *,
+        speed: float,
+        before_impact: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._processes = processes
+        self._recorder = recorder
+        self._speed = speed
+        self._before_impact = before_impact
+        self._acts: dict[str, asyncio.Task[str]] = {}  # by act id; the result is the note of the outcome
+        self._running_impacts: dict[str, Impact] = {}  # by act id; without an end
+
+    async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        task = self._acts.get(act.id)
+        if task is None:
+            task = self._acts[act.id] = asyncio.create_task(self._carry_out(act))
+        if not task.done():
+            return ActUnderWay(at=now + _ASK_AGAIN_S)
+        try:
+            return ActDone(ok=True, note=task.result())
+        except (OSError, Refused, asyncio.CancelledError) as error:
+            return ActDone(ok=False, note=f"{act.verb} of {act.name} failed: {error or 'the case ended'}")
+
+    def record_running_impacts(self) -> None:
+        """Record the impacts that have begun and not ended, without an end, because the case ends now."""
+        for impact in self._running_impacts.values():
+            self._recorder.record(impact)
+
+    async def close(self) -> None:
+        for task in self._acts.values():
+            task.cancel()
+        await asyncio.gather(*self._acts.values(), return_exceptions=True)
+
+    async def _carry_out(self, act: Act) -> str:
+        handler = self._processes.get(act.name)
+        if handler is not None:
+            await self._before_impact(act.name)
+        impact = Impact(at=self._recorder.now(), vm=act.name, verb=str(act.verb), event=act.event_id)
+        self._running_impacts[act.id] = impact
+        try:
+            if handler is None or not handler.is_controlled:
+                await self._recorder.sleep(_duration_s(act))
+                return "no handler runs on this VM" if handler is None else "the handler runs elsewhere"
+            await asyncio.sleep(_ANSWER_S)
+            await self._act_on(handler, act)
+        except (OSError, Refused) as error:
+            self._recorder.report_problem(f"the {act.verb} of {act.name} failed: {error}")
+            raise
+        finally:
+            until = None if act.verb.rules.effect is VmEffect.SHUT_DOWN else self._recorder.now()
+            self._recorder.record(msgspec.structs.replace(impact, until=until))
+            del self._running_impacts[act.id]
+        return ""
+
+    async def _act_on(self, handler: HandlerProcess, act: Act) -> None:
+        duration_s = _duration_s(act) / self._speed
+        match act.verb.rules.effect:
+            case VmEffect.PAUSE:
+                await handler.freeze(duration_s)
+            case VmEffect.REBOOT:
+                await handler.reboot(is_abrupt=act.abrupt, down_s=duration_s)
+            case VmEffect.SHUT_DOWN:
+                await handler.shut_down()
+            case VmEffect.BOOT:
+                await handler.boot()
+            case VmEffect.NONE:
+                pass
+
+
+def _duration_s(act: Act) -> float:
+    usual_s = act.verb.rules.usual_duration_s
+    return DOWN_S.get(act.verb) or (float(act.duration_s) if act.duration_s >= 0 else usual_s)
+
 
 RESTART_AFTER_EXIT_S = 1.0  # real time after which a one-shot handler is started again
 SETTLE_S = 2.0  # for how long an event is still listed after it was carried out, by the service's clock

@@ -11,8 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from forewarn.crash_test.handler_files import HandlerSpec
-from forewarn.crash_test.handler_machine import NamespaceMachine
+from forewarn.crash_test.handler_machine import HandlerSpec, NamespaceMachine
 from forewarn.errors import Refused
 
 

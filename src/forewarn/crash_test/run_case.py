@@ -22,12 +22,11 @@ import msgspec
 
 from forewarn.crash_test.case import Case
 from forewarn.crash_test.case_files import load_case_file
-from forewarn.crash_test.case_fleet import declare_case_fleet, vms_with_handler
 from forewarn.crash_test.cases import find_case
 from forewarn.crash_test.claims import HandlerClaims, HandlerProfile
-from forewarn.crash_test.handler_files import HandlerSpec
-from forewarn.crash_test.handler_machine import ChildMachine, HandlerMachine, NamespaceMachine
+from forewarn.crash_test.handler_machine import ChildMachine, HandlerMachine, HandlerSpec, NamespaceMachine
 from forewarn.crash_test.live_stage import LiveStage, StageSetup, open_live_stage
+from forewarn.crash_test.preflight import declare_case_fleet, vms_with_handler
 from forewarn.crash_test.timeline import Probe, Timeline
 from forewarn.errors import ForewarnError, full_message
 from forewarn.machines.namespace_vm.syscalls import die_with_parent

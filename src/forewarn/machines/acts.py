@@ -14,7 +14,7 @@ import msgspec
 from forewarn.base.clock import Clock, SystemClock
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.core.observation import HostObservation
+from forewarn.core.unannounced import HostObservation
 from forewarn.errors import ForewarnError, Rejected, Unavailable, full_message
 from forewarn.machines.driver import IN_MEMORY, HostUnreachable, MachineDriver, MachineState
 from forewarn.machines.host_capacity import HostCapacityMonitor
@@ -25,7 +25,6 @@ from forewarn.machines.journal import MachineJournal
 from forewarn.machines.move import move_after_refusal, next_move
 from forewarn.machines.moves import MoveHandover, MoveStep, StepReport
 from forewarn.machines.operations import HostFencer, MachineOperations
-from forewarn.machines.outcome import outcome_note
 from forewarn.machines.steps import (
     Decision,
     Do,
@@ -37,6 +36,7 @@ from forewarn.machines.steps import (
     Step,
     StepEntry,
     Wait,
+    outcome_note,
 )
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,7 @@ import msgspec
 
 from forewarn.base.times import LabTime
 from forewarn.errors import Rejected
-from forewarn.machines.interface import ActNotTried
-from forewarn.machines.liveness import process_start_time, wait_for_process_exit
+from forewarn.machines.interface import ActNotTried, process_start_time, wait_for_process_exit
 
 _OUTPUT_TAIL_BYTES = 4096
 _KILL_WAIT_S = 10.0  # until a killed process must be gone

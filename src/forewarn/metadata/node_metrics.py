@@ -8,9 +8,8 @@ from typing import Any, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from forewarn.metadata.metrics_registry import new_registry, render_text
+from forewarn.metadata.metrics import RequestMetrics, new_registry, render_text
 from forewarn.metadata.request_counters import RequestTotals
-from forewarn.metadata.request_metrics import RequestMetrics
 
 _SILENT_S = 3.0
 

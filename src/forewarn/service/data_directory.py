@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from forewarn.errors import Refused, Rejected
-from forewarn.machines.process.registry import SupervisorRecords
+from forewarn.machines.process.hypervisor import SupervisorRecords
+from forewarn.store.commit_mark import MARK_SUFFIX
 from forewarn.store.purpose import StorePurpose, read_purpose
 from forewarn.store.sqlite_file import is_new_file
 
@@ -226,3 +228,31 @@ def _has_content(path: Path) -> bool:
 def live_supervisor_pids(data: Path) -> list[int]:
     """Return the process ids, sorted, of the live supervisors of namespace VMs of this data directory."""
     return SupervisorRecords(data / VMS_DIRECTORY).live_pids
+
+
+# Removes what a lab has stored, so that its next start applies the first fleet again.
+
+_SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal", MARK_SUFFIX)
+
+
+def require_lab(data: Path) -> None:
+    """Raise Refused if this data directory holds the store of a production service, not of a lab."""
+    if read_purpose(data / DATABASE_FILE) is StorePurpose.PRODUCTION:
+        raise Refused(
+            f"data directory {str(data)!r} holds the store of a production service, and only labs can be reset: "
+            "name the directory of a lab with --data"
+        )
+
+
+def wipe_lab(directory: DataDirectory) -> None:
+    """Delete a lab's store, its simulated hypervisor's ledger, and its files of VMs, commands and acts.
+
+    Certificates and the administrator's secret stay: clients trust the one and know the other.
+    """
+    require_lab(directory.path)
+    directory.allow_new_store()  # first: a crash in between must not leave a directory that no service opens
+    for name in (DATABASE_FILE, LEDGER_FILE):
+        for suffix in _SQLITE_SUFFIXES:
+            (directory.path / f"{name}{suffix}").unlink(missing_ok=True)
+    for name in (VMS_DIRECTORY, COMMANDS_DIRECTORY, MACHINES_DIRECTORY):
+        shutil.rmtree(directory.path / name, ignore_errors=True)

@@ -24,15 +24,15 @@ from forewarn.cluster.nats_bus import NatsBus
 from forewarn.cluster.node_state import NodeState
 from forewarn.machines.acts import MachineHypervisor
 from forewarn.machines.interface import Hypervisor
-from forewarn.machines.process.registry import SupervisorRecords, SupervisorRegistry
+from forewarn.machines.process.hypervisor import SupervisorRecords, SupervisorRegistry
 from forewarn.metadata.limits import raise_open_file_limit
 from forewarn.metadata.node_metrics import NodeMetrics
 from forewarn.metadata.socket_passing import SOCKETS_FILE
 from forewarn.metadata.workers.frontend import FrontendConfig
 from forewarn.metadata.workers.worker import event_loop_factory
 from forewarn.service.data_directory import DataDirectory
-from forewarn.service.hypervisors import open_hypervisor
 from forewarn.service.settings import Settings, SocketOwner, parse_metrics_address
+from forewarn.service.wiring import open_hypervisor
 
 log = logging.getLogger(__name__)
 NODE_STATE_FILE = "node.json"

@@ -19,38 +19,36 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from forewarn.auth.certificates import ca_certificate_path
-from forewarn.auth.forwarding_tokens import ForwardingTokens
-from forewarn.auth.tokens import SigningKey
+from forewarn.auth.tokens import ForwardingTokens, SigningKey
 from forewarn.base.clock import read_real_time, real_now
 from forewarn.base.metrics_server import MetricsServer
 from forewarn.base.times import RealTime
 from forewarn.cluster.bus import Bus
-from forewarn.cluster.forwarding import ForwardedCallMiddleware, ForwardingApp
+from forewarn.cluster.forwarding import ForwardedCallMiddleware, ForwardingApp, NodeApp
 from forewarn.cluster.messages import RecordPosition
 from forewarn.cluster.metrics import ControlNodeMetrics
-from forewarn.cluster.node_app import NodeApp
 from forewarn.cluster.record import SharedRecord
 from forewarn.cluster.standby import Standby
 from forewarn.control.control_plane import ControlPlane
 from forewarn.errors import Rejected
 from forewarn.service.api_port import ApiPort, bind_api_port
-from forewarn.service.cluster_control import connect_bus, new_cluster_control
-from forewarn.service.cluster_doctor import cluster_checks
 from forewarn.service.cluster_secrets import check_fingerprint, load_cluster_secrets, secrets_fingerprint
 from forewarn.service.control_node import ControlNode, NodeTiming, end_process
 from forewarn.service.data_directory import DataDirectory, SecretFiles
+from forewarn.service.doctor import cluster_checks
 from forewarn.service.service import Service, owner_name, web_dependencies
 from forewarn.service.settings import Settings
-from forewarn.service.web_app import build_web_app
-from forewarn.service.web_server import make_operator_server
+from forewarn.service.web_server import build_web_app, make_operator_server
 from forewarn.service.wiring import (
     ServiceStorage,
     bind_metrics,
+    connect_bus,
+    new_cluster_control,
     open_control,
     start_service,
     without_garbage_collection,
 )
-from forewarn.web.node_views import nodes_view
+from forewarn.web.nodes import nodes_view
 from forewarn.web.routing import API_PREFIX
 from forewarn.web.server import ServingState, serve_unix
 

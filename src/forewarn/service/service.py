@@ -14,7 +14,7 @@ from forewarn.base.times import LabTime, timestamp
 from forewarn.cluster.control_side import ClusterControl
 from forewarn.control.control_plane import ControlPlane
 from forewarn.core.access import owner_principal
-from forewarn.machines.process.registry import SupervisorRegistry
+from forewarn.machines.process.hypervisor import SupervisorRegistry
 from forewarn.metadata.socket_passing import SOCKETS_FILE
 from forewarn.metadata.workers.publisher import MetadataPublisher, PublisherConfig
 from forewarn.protocol.exchange import EndpointRules
@@ -23,9 +23,9 @@ from forewarn.service.doctor import hypervisor_checks, run_checks, worker_checks
 from forewarn.service.maintenance_jobs import record_fault_effects, write_observation_batches
 from forewarn.service.settings import Settings, SocketOwner
 from forewarn.service.web_server import OperatorServer
+from forewarn.web.access import sign_in_link_identity
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.metrics import ServiceMetrics
-from forewarn.web.sign_in_links import sign_in_link_identity
 
 _MAX_ENDPOINTS = 1000  # VMs of a lab whose addresses `info` lists
 

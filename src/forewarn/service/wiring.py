@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import os
+import secrets
 import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -25,7 +26,10 @@ from forewarn.auth.token_service import VmTokens
 from forewarn.base.clock import Clock, LabClock, SystemClock
 from forewarn.base.metrics_server import MetricsServer, bind_metrics_sockets
 from forewarn.base.unix_socket import bind_unix_socket
+from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.control_side import ClusterControl
+from forewarn.cluster.host_streams import ActiveTerm
+from forewarn.cluster.nats_bus import NatsBus
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.directory import FleetDirectory
 from forewarn.control.lab_clock import load_clock_setting
@@ -35,18 +39,24 @@ from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.history import SERVICE_STARTED, SERVICE_STOPPED, EntryKind, HistoryEntry
 from forewarn.core.scope import Scope, enable_scope, scope_idle_at
-from forewarn.errors import ForewarnError
+from forewarn.errors import ForewarnError, Rejected
 from forewarn.machines.acts import MachineHypervisor
+from forewarn.machines.command import CommandHypervisor
+from forewarn.machines.driver import MachineDriver
 from forewarn.machines.interface import Hypervisor
-from forewarn.machines.process.registry import SupervisorRecords, SupervisorRegistry
+from forewarn.machines.journal import MachineJournal
+from forewarn.machines.ledger import EffectLedger
+from forewarn.machines.libvirt.driver import LibvirtDriver
+from forewarn.machines.libvirt.session import load_libvirt
+from forewarn.machines.process.hypervisor import ProcessHypervisor, SupervisorRecords, SupervisorRegistry
 from forewarn.machines.process.server import StopListening, SupervisorServer
 from forewarn.machines.process.starter import ProgramStarter
+from forewarn.machines.qemu.driver import QemuDriver
+from forewarn.machines.simulated import SimulatedBehaviour, SimulatedHypervisor
 from forewarn.metadata.node_metrics import HostNodesCollector
 from forewarn.metadata.workers.publisher import GuestBackend, MetadataPublisher
-from forewarn.service.cluster_control import open_cluster_control
 from forewarn.service.data_directory import DataDirectory
 from forewarn.service.first_start import apply_initial_fleet
-from forewarn.service.hypervisors import open_hypervisor
 from forewarn.service.maintenance_jobs import (
     prune_history_forever,
     record_fault_effects,
@@ -58,18 +68,90 @@ from forewarn.service.maintenance_jobs import (
 )
 from forewarn.service.service import Service, publisher_config, web_dependencies
 from forewarn.service.settings import HypervisorKind, Settings, parse_metrics_address
-from forewarn.service.web_app import build_web_app
-from forewarn.service.web_server import OperatorServer, open_operator_server
-from forewarn.store.epochs import RENEWAL_NAME, read_renewal
+from forewarn.service.web_server import OperatorServer, build_web_app, open_operator_server
+from forewarn.store.commit_mark import RENEWAL_NAME, read_renewal
 from forewarn.store.interface import Store
 from forewarn.store.purpose import StorePurpose, mark_purpose
 from forewarn.store.sqlite import SqliteStore
+from forewarn.web.errors import Surface, message_for
 from forewarn.web.metrics import ServiceMetrics
 from forewarn.web.polling_report import PollingReport, polling_report
-from forewarn.web.remedies import Surface, message_for
 from forewarn.web.server import serve_unix
 
 log = logging.getLogger(__name__)
+
+
+# Connects a service to the bus of its cluster, where host nodes answer the VMs and perform the acts.
+
+_SESSION_BYTES = 8
+
+
+async def connect_bus(stack: AsyncExitStack, settings: Settings, name: str) -> NatsBus:
+    """Connect this control node to the bus (NATS) and return the connection, which the stack closes."""
+    bus = await NatsBus.connect(
+        settings.nats,
+        name=f"control node {name}",
+        inbox=Subjects(settings.bus_prefix).inbox(f"control {name}"),
+        on_waiting=lambda text: log.warning("%s", text),
+    )
+    stack.push_async_callback(bus.close)
+    return bus
+
+
+def new_cluster_control(bus: Bus, settings: Settings, name: str, term: ActiveTerm | None = None) -> ClusterControl:
+    """Make the active control node's side of the bus, with a random session id. Sends nothing yet."""
+    session = secrets.token_hex(_SESSION_BYTES)
+    return ClusterControl(bus, Subjects(settings.bus_prefix), session=session, name=name, term=term)
+
+
+async def open_cluster_control(stack: AsyncExitStack, settings: Settings) -> ClusterControl:
+    """Connect the only service of a bus to it, under this machine's name; return its side of the bus."""
+    name = socket.gethostname()
+    return new_cluster_control(await connect_bus(stack, settings, name), settings, name)
+
+
+# Opens the hypervisor that the settings choose, on the files of the data directory.
+
+
+def open_hypervisor(
+    settings: Settings,
+    directory: DataDirectory,
+    supervisors: SupervisorRegistry,
+    is_confirmed_down: Callable[[str], bool],
+) -> Hypervisor:
+    kind = settings.chosen_hypervisor
+    if kind is HypervisorKind.NODES:
+        raise Rejected("host nodes perform the acts of a service with a bus: it has no hypervisor of its own")
+    if kind is HypervisorKind.COMMAND:
+        return CommandHypervisor(settings.commands, directory.commands)
+    driver = _machine_driver(settings, directory)
+    if driver is not None:
+        directory.machines.mkdir(mode=0o700, exist_ok=True)
+        return MachineHypervisor(
+            driver,
+            MachineJournal(directory.machines / "acts.db"),
+            settings.machines,
+            is_confirmed_down=is_confirmed_down,
+        )
+    simulated = SimulatedHypervisor(
+        EffectLedger.open(directory.ledger), SimulatedBehaviour.from_rules(list(settings.simulate))
+    )
+    return ProcessHypervisor(supervisors, simulated) if kind is HypervisorKind.PROCESS else simulated
+
+
+def _machine_driver(settings: Settings, directory: DataDirectory) -> MachineDriver | None:
+    """The driver of real VMs that the settings choose, or None."""
+    definitions = directory.machines / "definitions"
+    match settings.hypervisor:
+        case HypervisorKind.QEMU:
+            return QemuDriver(settings.qemu.hosts, copies=definitions, lock_directories=settings.qemu.lock_directories)
+        case HypervisorKind.LIBVIRT:
+            load_libvirt()
+            return LibvirtDriver(settings.libvirt.hosts, definitions)
+        case _:
+            return None
+
+
 DRAIN_TIMEOUT_S = 5.0  # for requests in progress when the service stops
 _GC_THRESHOLD = 20_000  # new objects before a collection: what some hundred requests at once create
 _SCOPES_PER_BATCH = 256  # concurrent transactions, which the store commits together

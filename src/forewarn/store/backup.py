@@ -11,8 +11,7 @@ from pathlib import Path
 
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.store import sqlite_file
-from forewarn.store.commit_mark import MARK_SUFFIX
-from forewarn.store.epochs import HighestNumbers, begin_new_epoch, highest_numbers
+from forewarn.store.commit_mark import MARK_SUFFIX, HighestNumbers, begin_new_epoch, highest_numbers
 
 # The database last, after the files beside it: SQLite would use its log for another database.
 _DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", MARK_SUFFIX, "")

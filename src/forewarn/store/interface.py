@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -19,8 +20,52 @@ from forewarn.core.maintenance_configuration import ConfigurationAssignment, Mai
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
+from forewarn.errors import Conflict
 
 T = TypeVar("T")
+
+
+# Optimistic concurrency: a row may change only from the version that the decision was based on.
+#
+# Shared by both implementations of `Store`.
+
+
+class VersionedRow(Protocol):
+    """A scope, host, gate or request that carries the version it was decided on, 0 for a new row."""
+
+    @property
+    def id(self) -> str:
+        """The id under which a scope, host (its name in lower case), gate or request is stored."""
+
+    @property
+    def version(self) -> int:
+        """The version that the row was decided on; 0: it must not exist yet."""
+
+
+def version_conflict(thing: str, row_id: str, decided_on: int, stored: int) -> Conflict:
+    """Return (not raise) the Conflict for a row that is stored at another version than it was decided on."""
+    then = f"version {decided_on}" if decided_on else "it not existing"
+    now = f"is at version {stored}" if stored else "does not exist"
+    return Conflict(f"{thing} {row_id!r} {now}, but this was decided on {then}: read it again and decide again")
+
+
+def host_conflict(host: Host, stored: int) -> Conflict:
+    """Return, without raising it, the Conflict for a host that has changed or to which VMs have come."""
+    if host.version and host.version == stored:
+        return Conflict(f"VMs have come to host {host.name!r} since this was decided: read it again and decide again")
+    return version_conflict("host", host.name, host.version, stored)
+
+
+def require_current_versions(thing: str, rows: Iterable[VersionedRow], stored_version: Callable[[str], int]) -> None:
+    """Raise Conflict for the first row whose version is not the stored one; changes nothing."""
+    seen: dict[str, int] = {}
+    for row in rows:
+        stored = seen.get(row.id, stored_version(row.id))
+        if row.version != stored:
+            raise version_conflict(thing, row.id, row.version, stored)
+        seen[row.id] = stored + 1
+
+
 # Names of saved values that a store must know.
 LAB_CLOCK_NAME = "clock"  # the position of a lab's clock
 ROLLOUT_HOLD_NAME = "rollout-hold"  # the hold on all rollouts, if there is one
@@ -273,3 +318,33 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Finish the writes under way and close; later writes raise Unavailable. Closing twice is harmless."""
+
+
+# Notifies listeners of every commit, in commit order. Shared by both implementations of `Store`.
+
+CommitListener = Callable[[AppliedCommit], None]  # must not block
+
+
+class CommitSubscribers:
+    """The listeners of one store. An error of one is reported to the event loop; the others still run."""
+
+    def __init__(self) -> None:
+        self._listeners: list[CommitListener] = []
+
+    def add(self, listener: CommitListener) -> Callable[[], None]:
+        """Add a listener for later commits; return a function that removes it; calling that twice is harmless."""
+        self._listeners.append(listener)
+
+        def stop() -> None:
+            self._listeners = [other for other in self._listeners if other is not listener]
+
+        return stop
+
+    def notify(self, applied: AppliedCommit) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(applied)
+            except Exception as error:
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": f"a subscriber failed on commit {applied.seq}", "exception": error}
+                )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,19 +14,266 @@ from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
-from forewarn.core.health import Measurement
+from forewarn.core.health import MAX_MEASUREMENTS, Measurement
 from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.core.webhook import WebhookSubscription
+from forewarn.core.webhook import WebhookCursor, WebhookSubscription
 from forewarn.errors import Refused, Unavailable
-from forewarn.store.interface import AppliedCommit, GatedEvents, LastPoll, Store, StoreCounts
-from forewarn.store.memory_tables import MemoryTables
-from forewarn.store.subscribers import CommitSubscribers
+from forewarn.store.interface import (
+    REPLAY_SCRIPT_PREFIX,
+    AppliedCommit,
+    CommitSubscribers,
+    GatedEvents,
+    LastPoll,
+    Store,
+    StoreCounts,
+    host_conflict,
+    require_current_versions,
+)
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 Row = TypeVar("Row")
 T = TypeVar("T")
+WakingRow = TypeVar("WakingRow", Scope, Gate)
+
+
+# Tables of the in-memory store: dictionaries of frozen values, and how commits change them.
+
+
+@dataclass(slots=True, kw_only=True)
+class MemoryTables:
+    """All rows of one `MemoryStore`, by id unless noted, in the order they were added. Rows are immutable."""
+
+    scopes: dict[str, Scope] = field(default_factory=dict)  # without VMs, events and new entries
+    vms: dict[str, Vm] = field(default_factory=dict)  # by key, removed ones too
+    present_vms: dict[str, dict[str, Vm]] = field(default_factory=dict)  # by scope id, then by key
+    events: dict[str, Event] = field(default_factory=dict)  # live or over
+    live_events: dict[str, dict[str, Event]] = field(default_factory=dict)  # by scope id, then by event id
+    hosts: dict[str, Host] = field(default_factory=dict)  # by name in lower case
+    gates: dict[str, Gate] = field(default_factory=dict)  # by id
+    requests: dict[str, MaintenanceRequest] = field(default_factory=dict)  # by id
+    planned: dict[str, PlannedEvent] = field(default_factory=dict)  # by event id
+    history: list[HistoryEntry] = field(default_factory=list)  # by ascending `seq`
+    last_seq: int = 0  # of the last history entry ever written, even if it was pruned
+    deliveries: dict[tuple[str, str, str], EventDelivery] = field(default_factory=dict)  # by event id, VM key, status
+    last_polls: dict[str, LastPoll] = field(default_factory=dict)  # by VM key
+    clients: dict[str, RegisteredClient] = field(default_factory=dict)  # by id
+    grants: dict[str, Grant] = field(default_factory=dict)  # by id
+    webhooks: dict[str, WebhookSubscription] = field(default_factory=dict)  # by id
+    measurements: dict[str, list[Measurement]] = field(default_factory=dict)  # by request id; oldest first
+    configurations: dict[str, MaintenanceConfiguration] = field(default_factory=dict)  # by key
+    assignments: dict[str, ConfigurationAssignment] = field(default_factory=dict)  # by key
+    saved: dict[str, bytes] = field(default_factory=dict)  # values of `Store.save` and of commits, by name
+
+    def copy(self) -> MemoryTables:
+        """Return new tables with the same rows; later changes of one do not affect the other."""
+        return MemoryTables(
+            scopes=dict(self.scopes),
+            vms=dict(self.vms),
+            present_vms={scope_id: dict(vms) for scope_id, vms in self.present_vms.items()},
+            events=dict(self.events),
+            live_events={scope_id: dict(events) for scope_id, events in self.live_events.items()},
+            hosts=dict(self.hosts),
+            gates=dict(self.gates),
+            requests=dict(self.requests),
+            planned=dict(self.planned),
+            history=list(self.history),
+            last_seq=self.last_seq,
+            deliveries=dict(self.deliveries),
+            last_polls=dict(self.last_polls),
+            clients=dict(self.clients),
+            grants=dict(self.grants),
+            webhooks=dict(self.webhooks),
+            measurements=dict(self.measurements),  # its lists are never changed in place
+            configurations=dict(self.configurations),
+            assignments=dict(self.assignments),
+            saved=dict(self.saved),
+        )
+
+    def require_current(self, commit: Commit) -> None:
+        """Raise Conflict unless the commit was decided on the stored versions; changes nothing."""
+        require_current_versions("scope", commit.scopes, lambda id_: _row_version(self.scopes.get(id_)))
+        self._require_current_hosts(commit)
+        require_current_versions("gate", commit.gates, lambda id_: _row_version(self.gates.get(id_)))
+        require_current_versions("request", commit.requests, lambda id_: _row_version(self.requests.get(id_)))
+
+    def _require_current_hosts(self, commit: Commit) -> None:
+        """Check hosts in the order in which they are written, because one commit may write a host twice."""
+        if not (commit.hosts or commit.removed_hosts or commit.destinations):
+            return
+        stored = {id_: (host.version, host.arrivals) for id_, host in self.hosts.items()}
+        for host in commit.hosts:
+            version, arrivals = stored.get(host.id, (0, 0))
+            if host.version != version or (version and host.arrivals != arrivals):
+                raise host_conflict(host, version)
+            stored[host.id] = (version + 1, arrivals)
+        for host in commit.removed_hosts:
+            version, arrivals = stored.pop(host.id, (0, 0))
+            if not version or (host.version, host.arrivals) != (version, arrivals):
+                raise host_conflict(host, version)
+        for host in commit.destinations:
+            version, _ = stored.get(host.id, (0, 0))
+            if not version or host.version != version:
+                raise host_conflict(host, version)
+
+    def apply(self, commit: Commit) -> AppliedCommit:
+        """Write all of a commit into these tables, in order of its fields; return it with numbered entries."""
+        for scope in commit.scopes:
+            self._put_scope(scope)
+        for vm in commit.vms:
+            self._put_vm(vm)
+        for event in commit.events:
+            self._put_event(event)
+        for host in commit.hosts:
+            self.hosts[host.id] = replace(host, version=host.version + 1, arrivals=host.arrivals if host.version else 0)
+        _remove_keys(self.hosts, (host.id for host in commit.removed_hosts))
+        for host in commit.destinations:
+            here = self.hosts[host.id]
+            self.hosts[host.id] = replace(here, arrivals=here.arrivals + 1)
+        for gate in commit.gates:
+            self.gates[gate.id] = replace(gate, version=gate.version + 1)
+        for gate_id in commit.wake_gates:
+            self._wake_gate(gate_id)
+        for request in commit.requests:
+            self.requests[request.id] = replace(request, version=request.version + 1)
+        self.planned.update({planned.event_id: planned for planned in commit.planned})
+        _remove_keys(self.planned, commit.unplanned)
+        self.clients.update({client.id: client for client in commit.clients})
+        _remove_keys(self.clients, commit.removed_clients)
+        self.grants.update({grant.id: grant for grant in commit.grants})
+        _remove_keys(self.grants, commit.removed_grants)
+        self.webhooks.update({webhook.id: webhook for webhook in commit.webhooks})
+        _remove_keys(self.webhooks, commit.removed_webhooks)
+        for cursor in commit.cursors:
+            self._move_cursor(cursor)
+        for measurement in commit.measurements:
+            of_rollout = [*self.measurements.get(measurement.request_id, ()), measurement]
+            self.measurements[measurement.request_id] = of_rollout[-MAX_MEASUREMENTS:]
+        self.configurations.update({configuration.key: configuration for configuration in commit.configurations})
+        _remove_keys(self.configurations, commit.removed_configurations)
+        self.assignments.update({assignment.key: assignment for assignment in commit.assignments})
+        _remove_keys(self.assignments, commit.removed_assignments)
+        self.saved.update({saved.name: saved.value for saved in commit.saved})
+        entries = self._append(commit.entries)
+        return AppliedCommit(commit=replace(commit, entries=entries), seq=self.last_seq)
+
+    def record_observations(self, polls: Iterable[LastPoll], deliveries: Iterable[EventDelivery]) -> None:
+        """Keep the latest poll of each VM and the first delivery of each event, VM and status; drop others."""
+        for poll in polls:
+            old = self.last_polls.get(poll.vm)
+            if old is None or poll.at >= old.at:
+                self.last_polls[poll.vm] = poll
+            row = self.scopes.get(poll.scope_id)
+            if row is not None:
+                at = _later(row.last_request_at, poll.at)
+                self.scopes[row.id] = replace(row, last_request_at=at)
+        for delivery in deliveries:
+            self.deliveries.setdefault((delivery.event_id, delivery.vm, delivery.status), delivery)
+
+    def prune(self, before: float) -> int:
+        """Delete what is older than this lab time; return how many history entries were deleted."""
+        kept = [entry for entry in self.history if entry.at >= before]
+        deleted = len(self.history) - len(kept)
+        self.history = kept
+        self._prune_events(before)
+        self._prune_requests(before)
+        self._prune_vms(before)
+        return deleted
+
+    def _prune_events(self, before: float) -> None:
+        # An open rollout learns from its events which VMs are done, so they stay.
+        open_requests = {request.id for request in self.requests.values() if request.is_open}
+        ended = [e for e in self.events.values() if not e.is_live and e.request_id not in open_requests]
+        past = {e.id for e in ended if e.over_at is not None and e.over_at < before}
+        first_at: dict[str, float] = {}  # of events that were delivered
+        for delivery in self.deliveries.values():
+            first_at.setdefault(delivery.event_id, delivery.at)
+        past |= {event_id for event_id, at in first_at.items() if event_id not in self.events and at < before}
+        _remove_keys(self.events, past)
+        _remove_keys(self.deliveries, [key for key in self.deliveries if key[0] in past])
+
+    def _prune_requests(self, before: float) -> None:
+        parts: list[Event | PlannedEvent] = [*self.events.values(), *self.planned.values()]
+        kept = {part.request_id for part in parts} | {entry.request_id for entry in self.history}
+        past = {r.id for r in self.requests.values() if not r.is_open and r.requested_at < before and r.id not in kept}
+        gates_in_use = {part.gate_id for part in parts}
+        _remove_keys(
+            self.gates, [g.id for g in self.gates.values() if g.request_id in past and g.id not in gates_in_use]
+        )
+        _remove_keys(self.saved, [f"{REPLAY_SCRIPT_PREFIX}{request_id}" for request_id in past])
+        _remove_keys(self.measurements, past)
+        _remove_keys(self.requests, past)
+
+    def _prune_vms(self, before: float) -> None:
+        parts: list[Event | PlannedEvent] = [*self.events.values(), *self.planned.values()]
+        listed = {(part.scope_id, name) for part in parts for name in part.vms}
+        delivered = {delivery.vm for delivery in self.deliveries.values()}
+        removed = [vm for vm in self.vms.values() if vm.removed_at is not None and vm.removed_at < before]
+        past = [vm.key for vm in removed if (vm.scope_id, vm.name) not in listed and vm.key not in delivered]
+        _remove_keys(self.vms, past)
+        _remove_keys(self.last_polls, past)
+
+    def _put_scope(self, scope: Scope) -> None:
+        old = self.scopes.get(scope.id)
+        at = _later(old.last_request_at if old else None, scope.last_request_at)
+        version = scope.version + 1
+        self.scopes[scope.id] = replace(scope, version=version, last_request_at=at, vms=(), events=(), new_entries=())
+
+    def _put_vm(self, vm: Vm) -> None:
+        old = self.vms.get(vm.key)
+        if old is not None and _is_restored(old, vm):
+            self.last_polls.pop(vm.key, None)
+        if old is not None and (_is_restored(old, vm) or old.scope_id != vm.scope_id):
+            del self.vms[vm.key]  # so that it is added at the end
+        if old is not None and (vm.removed_at is not None or old.scope_id != vm.scope_id):
+            self.present_vms.get(old.scope_id, {}).pop(vm.key, None)
+        if vm.removed_at is None:
+            self.present_vms.setdefault(vm.scope_id, {})[vm.key] = vm
+        self.vms[vm.key] = vm
+
+    def _put_event(self, event: Event) -> None:
+        self.events[event.id] = event
+        if event.is_live:
+            self.live_events.setdefault(event.scope_id, {})[event.id] = event
+        else:
+            self.live_events.get(event.scope_id, {}).pop(event.id, None)
+
+    def _wake_gate(self, gate_id: str) -> None:
+        gate = self.gates.get(gate_id)
+        if gate is not None:
+            self.gates[gate_id] = replace(gate, wakes_at=0.0, version=gate.version + 1)
+
+    def _move_cursor(self, cursor: WebhookCursor) -> None:
+        """Move the cursor forward, never back; do nothing if the webhook was removed."""
+        webhook = self.webhooks.get(cursor.webhook_id)
+        if webhook is not None and webhook.cursor < cursor.seq:
+            self.webhooks[webhook.id] = replace(webhook, cursor=cursor.seq)
+
+    def _append(self, entries: Iterable[HistoryEntry]) -> tuple[HistoryEntry, ...]:
+        numbered = tuple(replace(entry, seq=seq) for seq, entry in enumerate(entries, self.last_seq + 1))
+        self.history.extend(numbered)
+        self.last_seq += len(numbered)
+        return numbered
+
+
+def _is_restored(old: Vm, new: Vm) -> bool:
+    return old.removed_at is not None and new.removed_at is None
+
+
+def _row_version(row: Scope | Gate | MaintenanceRequest | None) -> int:
+    return row.version if row else 0
+
+
+def _later(one: float | None, other: float | None) -> float | None:
+    return max((at for at in (one, other) if at is not None), default=None)
+
+
+def _remove_keys(table: dict[Key, Value], keys: Iterable[Key]) -> None:
+    for key in keys:
+        table.pop(key, None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -275,9 +522,6 @@ def _newest(rows: list[Row], limit: int | None) -> list[Row]:
 
 def _is_within(at: float | None, since: float, until: float) -> bool:
     return at is not None and since <= at <= until
-
-
-WakingRow = TypeVar("WakingRow", Scope, Gate)
 
 
 def _due_rows(rows: Iterable[WakingRow], now: float) -> list[WakingRow]:

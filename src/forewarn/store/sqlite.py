@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,17 +21,55 @@ from forewarn.core.maintenance_configuration import ConfigurationAssignment, Mai
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
-from forewarn.errors import Conflict
+from forewarn.errors import Conflict, Unavailable
 from forewarn.store import backup, pruning, queries, row_codec, sqlite_file, writes
 from forewarn.store.commit_mark import CommitMark, find_lost_writes
-from forewarn.store.interface import AppliedCommit, GatedEvents, LastPoll, Store, StoreCounts
-from forewarn.store.reader_thread import ReaderThread
+from forewarn.store.interface import AppliedCommit, CommitSubscribers, GatedEvents, LastPoll, Store, StoreCounts
 from forewarn.store.scope_cache import ScopeCache
 from forewarn.store.sqlite_file import StoreFileCheck
-from forewarn.store.subscribers import CommitSubscribers
 from forewarn.store.writer_thread import WriterThread
 
 T = TypeVar("T")
+
+
+# The thread of a SQLite store for long reads, each on a connection of its own.
+#
+# asyncio's threads are few, and others need them for quick work such as durable writes of small files: long reads there
+# would hold that up. One thread is enough, because the interpreter runs only one of several reads at a time anyway.
+
+
+class ReaderThread:
+    """A thread that reads the store's file at `path`, one read after the other; the first read starts it."""
+
+    def __init__(self, path: Path, check: Callable[[], None]) -> None:
+        self._path = path
+        self._check = check
+        self._is_open = True
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"reader of {path}")
+
+    async def run(self, read: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what `read` returns, called on the thread with a new connection, which is closed afterwards."""
+        self._require_open()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._read, read)
+
+    async def close(self) -> None:
+        """Wait for the read under way, and end the thread; reads that wait raise Unavailable."""
+        self._is_open = False
+        await asyncio.to_thread(self._executor.shutdown)
+
+    def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
+        self._require_open()
+        with sqlite_file.file_errors_as_unavailable(self._path, "read"):
+            self._check()
+            db = sqlite_file.connect_reader(self._path)
+        with closing(db):
+            return read(db)
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise Unavailable(f"the store {str(self._path)!r} is closed and cannot be read: open it again")
+
+
 SqlRows = list[tuple[Any, ...]]
 _MAX_INTEGER = 2**63 - 1  # the largest integer in SQLite
 

@@ -14,8 +14,7 @@ from forewarn.core.fleet import Host
 from forewarn.core.health import MAX_MEASUREMENTS
 from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.store import queries, row_codec, write_statements
-from forewarn.store.interface import AppliedCommit, LastPoll
-from forewarn.store.versions import VersionedRow, host_conflict, version_conflict
+from forewarn.store.interface import AppliedCommit, LastPoll, VersionedRow, host_conflict, version_conflict
 
 
 def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:

@@ -30,7 +30,6 @@ from forewarn.web import (
     nodes,
     replays,
     requests,
-    rollout_checks,
     rollouts,
     service,
     standing_order,
@@ -38,9 +37,9 @@ from forewarn.web import (
 )
 from forewarn.web.api_errors import CONFIRM_HEADER, confirmation_required, error_response
 from forewarn.web.context import ContextFactory, RequestContext
+from forewarn.web.errors import SURFACE_HEADER, surface_of
 from forewarn.web.openapi import openapi_document
 from forewarn.web.pipeline import read_body, run_request, run_route
-from forewarn.web.remedies import SURFACE_HEADER, surface_of
 from forewarn.web.replays import current_replay_view
 from forewarn.web.request_keys import IDEMPOTENCY_KEY_HEADER, read_idempotency_key
 from forewarn.web.request_parsing import HandlerCall, unique_query_params
@@ -133,7 +132,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("POST", "/rollouts/standing-order", standing_order.set_standing_order, PLATFORM),
     ApiRoute("DELETE", "/rollouts/standing-order", standing_order.remove_standing_order, PLATFORM),
     ApiRoute("GET", "/rollouts/{id}", rollouts.show_rollout, READ),
-    ApiRoute("GET", "/rollouts/{id}/checks", rollout_checks.show_rollout_checks, READ),
+    ApiRoute("GET", "/rollouts/{id}/checks", rollouts.show_rollout_checks, READ),
     ApiRoute("POST", "/rollouts/{id}/pause", rollouts.pause_rollout, PLATFORM),
     ApiRoute("POST", "/rollouts/{id}/resume", rollouts.resume_rollout, PLATFORM),
     ApiRoute("POST", "/rollouts/{id}/abort", rollouts.abort_rollout, PLATFORM),

@@ -13,13 +13,11 @@ from forewarn.core.lifecycle import awaits_approval
 from forewarn.core.limits import Name, NonEmptyText, ResultLimit
 from forewarn.errors import Conflict, Rejected
 from forewarn.web.context import RequestContext
-from forewarn.web.errors import classify_error
+from forewarn.web.errors import classify_error, surface_of
 from forewarn.web.queries import event_lists_vm, events_on_host
-from forewarn.web.remedies import surface_of
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.routing import named_event
-from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import BaseView, EventsInScopesView, EventsView, EventView
+from forewarn.web.views import BaseView, EventsInScopesView, EventsView, EventView, ViewBuilder
 
 _SCAN_LIMIT = 20_000  # events read for a caller who may not see all of them
 _MAX_SELECTED = 100_000  # events that one call approves or withdraws

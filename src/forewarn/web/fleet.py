@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from forewarn.base.wording import first_names
-from forewarn.control.add_vm import NewVm, fleet_file_for, vm_problem_text
-from forewarn.control.fleet import FleetChange, FleetVersions
+from forewarn.control.fleet import FleetChange, FleetVersions, NewVm, fleet_file_for, vm_problem_text
 from forewarn.control.scope_transactions import retry_on_conflict
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
@@ -24,7 +23,6 @@ from forewarn.errors import Forbidden, Refused, Rejected
 from forewarn.web.api_errors import FleetNotApplicable
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall, StrictBody
-from forewarn.web.view_builder import ViewBuilder, live_events_of_vm, vm_supervisor_view
 from forewarn.web.views import (
     FieldChangeView,
     FleetApplyView,
@@ -32,9 +30,12 @@ from forewarn.web.views import (
     FleetDifferenceView,
     FleetView,
     ObjectChangeView,
+    ViewBuilder,
     VmSupervisorsView,
     VmView,
     VmWithEvents,
+    live_events_of_vm,
+    vm_supervisor_view,
 )
 
 

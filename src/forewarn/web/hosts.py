@@ -9,15 +9,14 @@ from forewarn.control.fleet import FleetChange
 from forewarn.control.scope_transactions import retry_on_conflict
 from forewarn.core.explain.preview import Preview, preview_to_confirm
 from forewarn.core.fleet import Host
-from forewarn.core.fleetfile.naming import plain_name_error
+from forewarn.core.fleetfile.tables import plain_name_error
 from forewarn.core.limits import DurationSeconds, Name, NonEmptyText
 from forewarn.core.request import MaintenanceRequest
 from forewarn.errors import Refused, Rejected
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.requests import receipt_view
-from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import HostView, ReceiptView
+from forewarn.web.views import HostView, ReceiptView, ViewBuilder
 
 
 class NewHost(StrictBody, frozen=True, kw_only=True):

@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from forewarn.core.limits import NonEmptyText, Number, WholeNumber
-from forewarn.core.replay_script import UploadedRecording
+from forewarn.core.replay import UploadedRecording
 from forewarn.core.request import MaintenanceRequest
 from forewarn.web.context import RequestContext
-from forewarn.web.lab_views import read_replays, replay_view
+from forewarn.web.faults import read_replays, replay_view
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.views import ReplayView
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from starlette.datastructures import Headers
 
-from forewarn.core.request import RequestKey
-from forewarn.core.request_key import canonical_body, make_request_key
+from forewarn.core.request import RequestKey, canonical_body, make_request_key
 from forewarn.errors import Rejected
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall

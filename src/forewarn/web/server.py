@@ -35,8 +35,7 @@ from forewarn.web.connection_slots import (
     address_group,
     slot_state,
 )
-from forewarn.web.errors import RETRY_AFTER_BY_STATUS, classify_error
-from forewarn.web.remedies import Surface
+from forewarn.web.errors import RETRY_AFTER_BY_STATUS, Surface, classify_error
 
 log = logging.getLogger(__name__)
 HEAD_TIMEOUT_S = 5.0  # real time, from the moment a request may start to the end of its head

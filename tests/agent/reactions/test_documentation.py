@@ -9,7 +9,7 @@ import pytest
 
 from forewarn.agent import config
 from forewarn.agent.reactions import REACTIONS
-from forewarn.agent.reactions.event_text import event_variables
+from forewarn.agent.reactions.step_context import event_variables
 from tests.support.reaction_harness import make_step_context
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forewarn.machines.libvirt.cpu import CpuNeeds, cpu_needs, host_cpu_identity, host_cpu_model, parse_cpu_needs
+from forewarn.machines.libvirt.session import CpuNeeds, cpu_needs, host_cpu_identity, host_cpu_model, parse_cpu_needs
 
 DOMAIN = "<domain type='kvm'><os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os><cpu {}</domain>"
 CAPABILITIES = (

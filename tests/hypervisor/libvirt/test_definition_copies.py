@@ -15,7 +15,7 @@ from forewarn.machines.interface import ActNotTried
 from forewarn.machines.libvirt.connection import LibvirtConnection, LibvirtHost
 from forewarn.machines.libvirt.definition_copies import DefinitionCopies
 from forewarn.machines.libvirt.definitions import copy_all_definitions
-from forewarn.machines.libvirt.domain_xml import MovedDomain
+from forewarn.machines.libvirt.domain_state import MovedDomain
 from forewarn.machines.libvirt.driver import LibvirtDriver
 from forewarn.machines.libvirt.session import LibvirtSession
 from tests.support.fake_libvirt import DEFINITION, FakeConnection, FakeDomain, FakeLibvirt, Moment

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
+from forewarn.core.unannounced import ObservedMachine, ObservedState, StateCause
 from forewarn.machines.driver import MachineState
 from forewarn.machines.libvirt.domain_state import (
     ChangeKind,
     DomainStatus,
     ListedDomain,
+    MoveMark,
     change_kind,
     machine_state,
     observed_machine,
 )
-from forewarn.machines.libvirt.domain_xml import MoveMark
 
 RUNNING, BLOCKED, PAUSED, SHUTTING_DOWN, OFF, CRASHED, SLEEPING = range(1, 8)
 BY_USER, BY_MIGRATION, BY_DISK, BY_CRASH = 1, 2, 5, 10

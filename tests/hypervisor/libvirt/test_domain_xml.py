@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from forewarn.errors import Rejected
 from forewarn.machines.driver import MachineMark
-from forewarn.machines.libvirt.domain_xml import (
+from forewarn.machines.libvirt.domain_state import (
     DomainDisk,
     DomainInterface,
     MoveMark,

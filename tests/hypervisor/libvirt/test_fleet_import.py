@@ -8,7 +8,7 @@ import pytest
 
 from forewarn.core.fleetfile.reader import read_fleet_file
 from forewarn.errors import Rejected
-from forewarn.machines.libvirt.domain_xml import DomainDefinition, DomainDisk, DomainInterface
+from forewarn.machines.libvirt.domain_state import DomainDefinition, DomainDisk, DomainInterface
 from forewarn.machines.libvirt.fleet_import import (
     ImportedHost,
     ImportedVm,

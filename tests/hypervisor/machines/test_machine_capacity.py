@@ -10,10 +10,9 @@ import pytest
 
 from forewarn.core.cause import Verb
 from forewarn.machines.acts import MachineHypervisor
-from forewarn.machines.capacity import CapacityHypervisor, destination_hints
 from forewarn.machines.driver import FreeCapacity, MachineState
 from forewarn.machines.host_capacity import HostCapacityMonitor
-from forewarn.machines.interface import ActDone
+from forewarn.machines.interface import ActDone, CapacityHypervisor, destination_hints
 from tests.support.fake_machines import FakeMachines
 from tests.support.machine_acts import MachineSite, machine_act
 

@@ -58,7 +58,7 @@ def _never_complete_definitions() -> None:
 
 def _install(point: str) -> None:
     from forewarn.machines.journal import MachineJournal
-    from forewarn.machines.qemu.instance import QemuInstance
+    from forewarn.machines.qemu.processes import QemuInstance
 
     when, _, name = point.partition(":")
     if when == "spawned":

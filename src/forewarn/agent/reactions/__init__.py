@@ -7,8 +7,7 @@ folder before it acts. Which event runs which steps, and when, is decided outsid
 
 from __future__ import annotations
 
-from forewarn.agent.reactions.checkpoint import CHECKPOINT_REACTION
-from forewarn.agent.reactions.command import COMMAND_REACTION
+from forewarn.agent.reactions.command import CHECKPOINT_REACTION, COMMAND_REACTION
 from forewarn.agent.reactions.drain_haproxy import DRAIN_HAPROXY_REACTION
 from forewarn.agent.reactions.failover_patroni import FAILOVER_PATRONI_REACTION
 from forewarn.agent.reactions.leave_pool import LEAVE_POOL_REACTION

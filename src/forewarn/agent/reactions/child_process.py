@@ -14,9 +14,8 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from forewarn.agent.model import StepContext, StepOutcome
-from forewarn.agent.reactions.event_text import event_facts, event_variables
 from forewarn.agent.reactions.options import CommandLine
-from forewarn.agent.reactions.run_mark import (
+from forewarn.agent.reactions.processes import (
     RUN_VARIABLE,
     end_orphan_processes,
     mark_command_process,
@@ -24,7 +23,7 @@ from forewarn.agent.reactions.run_mark import (
     open_input_file,
     remove_run_mark,
 )
-from forewarn.agent.reactions.step_context import reserve_s
+from forewarn.agent.reactions.step_context import event_facts, event_variables, reserve_s
 
 TERMINATE_GRACE_S = 5.0  # between SIGTERM and SIGKILL, if the time allows
 _CANCELLED_GRACE_S = 1.0  # the same after a cancellation

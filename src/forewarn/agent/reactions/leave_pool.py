@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from forewarn.agent.model import StepContext, StepOutcome
-from forewarn.agent.reactions.event_text import check_placeholders, fill_body, fill_url
 from forewarn.agent.reactions.http_client import HttpCall, HttpCallFailed, HttpReply, send_call, send_with_retries
 from forewarn.agent.reactions.options import (
     BadOption,
@@ -27,7 +26,14 @@ from forewarn.agent.reactions.options import (
     read_text_table,
     read_whole_numbers,
 )
-from forewarn.agent.reactions.step_context import load_undo_notes, save_undo_notes, wait_until
+from forewarn.agent.reactions.step_context import (
+    check_placeholders,
+    fill_body,
+    fill_url,
+    load_undo_notes,
+    save_undo_notes,
+    wait_until,
+)
 
 T = TypeVar("T")
 _SUCCESS_STATUSES = tuple(range(200, 300))

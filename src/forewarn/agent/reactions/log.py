@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forewarn.agent.model import StepContext, StepOutcome, StepPhase
-from forewarn.agent.reactions.event_text import event_facts, event_sentence
 from forewarn.agent.reactions.options import RawOptions, ReactionKind, read_path
+from forewarn.agent.reactions.step_context import event_facts, event_sentence
 from forewarn.base.clock import read_real_time
 from forewarn.base.times import time_text
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal, cast
 
 from forewarn.agent.model import StepContext, StepOutcome, StepPhase
-from forewarn.agent.reactions.event_text import event_details, event_sentence
 from forewarn.agent.reactions.options import (
     BadOption,
     RawOptions,
@@ -28,7 +27,7 @@ from forewarn.agent.reactions.options import (
     read_text,
     read_texts,
 )
-from forewarn.agent.reactions.step_context import reserve_s
+from forewarn.agent.reactions.step_context import event_details, event_sentence, reserve_s
 from forewarn.base.clock import read_real_time
 from forewarn.errors import Rejected, Unavailable
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from forewarn.agent.model import StepContext, StepOutcome, StepPhase
-from forewarn.agent.reactions.event_text import event_facts, event_sentence
 from forewarn.agent.reactions.http_client import HttpCall, HttpCallFailed, send_with_retries
 from forewarn.agent.reactions.options import (
     RawOptions,
@@ -22,6 +21,7 @@ from forewarn.agent.reactions.options import (
     read_required_text,
     read_secret,
 )
+from forewarn.agent.reactions.step_context import event_facts, event_sentence
 from forewarn.base.clock import read_real_time
 
 _CLOUD_EVENT_TYPES = {StepPhase.DO: "Forewarn.Agent.EventNoticed", StepPhase.UNDO: "Forewarn.Agent.EventGone"}

@@ -6,30 +6,126 @@ rather than times of day; each line carries its time, which the reader's surface
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import msgspec
 
 from forewarn.base.duration import duration_text
 from forewarn.base.times import LabTime, Timestamp, timestamp
-from forewarn.core.cause import verb_noun
+from forewarn.base.wording import first_names
+from forewarn.core.cause import Verb, VmEffect, verb_noun
 from forewarn.core.decision import Policy
-from forewarn.core.event import Act, Event, EventState
-from forewarn.core.explain.phrases import (
-    ending_text,
-    event_kind_text,
-    join_names,
-    notice_phrases,
-    promised_notice,
-    started_without_notice,
-)
+from forewarn.core.event import Act, Ending, Event, EventState
 from forewarn.core.explain.polling import SILENCE_LIMIT_S
-from forewarn.core.explain.vm_state import VmState, vm_state
-from forewarn.core.fleet import PowerState, Vm, VmCondition
+from forewarn.core.fleet import PowerState, Vm, VmCondition, vm_key_in_scope
 from forewarn.core.history import SERVICE_STARTED, SERVICE_STOPPED, EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.release import StartWait
 from forewarn.core.scope import Scope, hours_text, scope_title_from_id
+
+# Short texts about events, names and durations that explanations, previews and the portal share.
+
+
+def started_without_notice(event: Event) -> bool:
+    """Return True if the event started when it was published; False if it has not started."""
+    # False for an event that somebody approved, even if both times are equal because lab time is paused.
+    return event.started_at == event.published_at and (event.approved_at is None or event.approved_by == "policy")
+
+
+def promised_notice(event: Event) -> str:
+    """Return the time from publication to NotBefore in words, such as `15 min`."""
+    return duration_text(math.floor(event.not_before - event.published_at))
+
+
+def ending_text(event: Event) -> str:
+    """Return how an event that is over ended, with its reason: `withdrawn, replaced by user redeploy`."""
+    if event.ending is Ending.FINISHED:
+        return "finished"
+    return f"{event.ending}, {event.reason}" if event.reason else str(event.ending)
+
+
+def notice_phrases(event: Event) -> Iterator[str]:
+    """Yield exactly one phrase about the notice of an event, such as `15 min of notice promised`."""
+    if not event.listed or started_without_notice(event):
+        yield f"no notice{': ' + event.note if event.note else ''}"
+        return
+    promised = promised_notice(event)
+    if event.started_at is None:
+        yield f"{promised} of notice promised"
+    else:
+        yield f"{promised} of notice promised, {duration_text(event.started_at - event.published_at)} given"
+
+
+def event_kind_text(event: Event) -> str:
+    """Return the event's kind as VMs see it (`Reboot`); if they never see it, what is done (`Delete`)."""
+    return str(event.rules.kind if event.listed and event.rules.kind else verb_noun(event.rules.verb).capitalize())
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return names as `a, b and c`; of more than four, the first three and `and N more`; "" for none."""
+    if len(names) > 4:
+        return first_names(names)
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+# The state of a VM in one word, computed from its power state and the live events of its scope.
+
+
+class VmState(StrEnum):
+    """The state of a VM in one word: what maintenance does to it, else its power state; see `vm_state`."""
+
+    RUNNING = "running"  # it runs, and no event affects it now
+    EVENT_SCHEDULED = "noticed"  # it runs, and an event that lists it is scheduled
+    STARTED = "started"  # an act on it is in progress, other than the following
+    FROZEN = "frozen"  # by a freeze in progress
+    REBOOTING = "rebooting"  # a reboot or reimage is in progress
+    MOVING = "moving"  # to another host: a live migration or redeployment is in progress
+    STOPPED = "stopped"  # its power state
+    DEALLOCATED = "deallocated"  # its power state
+    GONE = "gone"  # it was removed from the fleet
+
+
+_STATE_BY_POWER = {PowerState.STOPPED: VmState.STOPPED, PowerState.DEALLOCATED: VmState.DEALLOCATED}
+
+# The states of a VM during maintenance.
+MAINTENANCE_STATES = frozenset({VmState.STARTED, VmState.FROZEN, VmState.REBOOTING, VmState.MOVING})
+
+
+def vm_state(vm: Vm, events: Iterable[Event]) -> VmState:
+    """Return the state of a VM from its power state and the live events of its scope."""
+    if vm.removed_at is not None:
+        return VmState.GONE
+    return combine_vm_states((vm_states_during(event).get(vm.key) for event in events), vm.power)
+
+
+def vm_states_during(event: Event) -> Mapping[str, VmState]:
+    """Return the state that an event puts each of its VMs into, by VM key."""
+    match event.status:
+        case EventState.SCHEDULED:
+            return {vm_key_in_scope(event.scope_id, name): VmState.EVENT_SCHEDULED for name in event.vms}
+        case EventState.STARTED:
+            return {act.vm: _state_during(act.verb) for act in event.unfinished_acts}
+        case _:
+            return {}
+
+
+def _state_during(verb: Verb) -> VmState:
+    if verb.rules.moves:
+        return VmState.MOVING
+    return {VmEffect.PAUSE: VmState.FROZEN, VmEffect.REBOOT: VmState.REBOOTING}.get(verb.rules.effect, VmState.STARTED)
+
+
+def combine_vm_states(states: Iterable[VmState | None], power: PowerState) -> VmState:
+    """Return the state of a VM from its states during several events (None: not affected) and its power."""
+    is_scheduled = False
+    for state in states:
+        if state in MAINTENANCE_STATES:
+            return state
+        is_scheduled = is_scheduled or state is VmState.EVENT_SCHEDULED
+    return _STATE_BY_POWER.get(power) or (VmState.EVENT_SCHEDULED if is_scheduled else VmState.RUNNING)
+
 
 _CLOCK_DIFFERENCE_S = 60.0  # from here on, a text says whether it means real time or lab time
 _MAX_LISTED_VMS = 8  # deliveries to more VMs are counted instead of listed

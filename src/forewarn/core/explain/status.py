@@ -14,8 +14,10 @@ from forewarn.core.explain.explanation import (
     ScopeFacts,
     describe_event_status,
     describe_polling,
+    ending_text,
+    event_kind_text,
+    join_names,
 )
-from forewarn.core.explain.phrases import ending_text, event_kind_text, join_names
 from forewarn.core.fleet import Host, HostHealth, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState, RolloutTally

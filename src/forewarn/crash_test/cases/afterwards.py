@@ -5,8 +5,15 @@ from __future__ import annotations
 from forewarn.crash_test import answers, remedies
 from forewarn.crash_test.answers import Concerns, SpoiledAnswer
 from forewarn.crash_test.case import Case, Layout, Need
-from forewarn.crash_test.cases.document_edits import still_listed
-from forewarn.crash_test.cases.scripts import APPROVERS, DOCUMENTATION, MAINTENANCE, OBSERVED, SETTLE_S, begin
+from forewarn.crash_test.cases.scripts import (
+    APPROVERS,
+    DOCUMENTATION,
+    MAINTENANCE,
+    OBSERVED,
+    SETTLE_S,
+    begin,
+    still_listed,
+)
 from forewarn.crash_test.demands import (
     if_survives_restart,
     noticed,

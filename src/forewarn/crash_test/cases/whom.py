@@ -9,7 +9,6 @@ from forewarn.crash_test import answers, remedies
 from forewarn.crash_test.answers import SpoiledAnswer
 from forewarn.crash_test.approval_demands import approves_only_own, not_approved
 from forewarn.crash_test.case import Case, Layout, Script
-from forewarn.crash_test.cases.document_edits import listed_with, renamed_vm
 from forewarn.crash_test.cases.scripts import (
     ALL_BUT_SPOT,
     APPROVERS,
@@ -21,7 +20,9 @@ from forewarn.crash_test.cases.scripts import (
     announce,
     announce_with,
     begin,
+    listed_with,
     preempt_variant,
+    renamed_vm,
     understands,
 )
 from forewarn.crash_test.demands import not_prepared_for, reacted

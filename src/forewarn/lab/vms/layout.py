@@ -10,13 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import shutil
+import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from forewarn.errors import Rejected
 from forewarn.lab.vms.image import GuestImage
+from forewarn.machines.driver import MachineState
 from forewarn.machines.qemu.definition import QemuHost, option_text
+from forewarn.machines.qemu.driver import QemuDriver
+from forewarn.metadata.listeners import METADATA_ADDRESS
 
 HOSTS = ("host-1", "host-2")
 GUESTS = ("web-0", "web-1")
@@ -202,3 +209,109 @@ def _fleet() -> str:
         '[defaults]\nlocation = "westeurope"\nresource_group = "lab"\n\n'
         f"{hosts}\n{vms}"
     )
+
+
+# Starts and ends the guests of a lab, wherever maintenance has brought them.
+
+# What the service of a lab leaves beside its keys in tls; two of them if it ran in the background.
+_SERVICE_FILES = ("admin.secret", "detached.json", "lock", "new-store", "service.log")
+
+
+async def start_guests(lab: VmLab) -> None:
+    """Boot every guest of a new lab on its first host, in a QEMU process that outlives this one."""
+    driver = _driver(lab)
+    try:
+        for number, vm in enumerate(GUESTS):
+            await driver.power_on(first_host(number), vm)
+    finally:
+        await driver.close()
+
+
+async def end_guests(lab: VmLab) -> int:
+    """End every guest at once, on every host, without asking it to shut down; return how many ran."""
+    driver = _driver(lab)
+    ended = 0
+    try:
+        for host in filter(lambda host: lab.host_directory(host).exists(), HOSTS):
+            for vm in GUESTS:
+                if await driver.state(host, vm) not in (MachineState.OFF, MachineState.ABSENT):  # ends one that is off
+                    await driver.power_off(host, vm)
+                    ended += 1
+    finally:
+        await driver.close()
+    return ended
+
+
+def remove_files(lab: VmLab) -> None:
+    """Remove hosts, disks, settings, fleet and marker of a lab whose guests have ended; none need exist.
+
+    Call it while you hold the lock of the data directory.
+    """
+    is_new = lab.is_in_new_directory()
+    for directory in ("hosts", "disks", "definitions"):
+        shutil.rmtree(lab.directory / directory, ignore_errors=True)
+    for file in (lab.settings_file, lab.fleet_file, lab.marker_file):
+        file.unlink(missing_ok=True)
+    if is_new:
+        shutil.rmtree(lab.directory / "tls", ignore_errors=True)
+        for name in _SERVICE_FILES:
+            (lab.directory / name).unlink(missing_ok=True)
+        with suppress(OSError):  # somebody has put something there
+            lab.directory.rmdir()
+
+
+def _driver(lab: VmLab) -> QemuDriver:
+    return QemuDriver(lab.hosts(), copies=lab.directory / "definitions")
+
+
+# The network of a lab with taps: a namespace per host, with a tap per VM. Needs root.
+
+# The same on every host: a guest that has moved still has it in its ARP table.
+_TAP_MAC = "12:34:56:78:9a:bc"
+
+
+def create_network(lab: VmLab) -> None:
+    """Create a network namespace per host and, in each, a tap per VM and the metadata address."""
+    remove_network(lab)
+    for host in HOSTS:
+        namespace = lab.namespace(host)
+        _ip("netns", "add", namespace)
+        _ip("-n", namespace, "link", "set", "lo", "up")
+        _ip("-n", namespace, "address", "add", f"{METADATA_ADDRESS}/32", "dev", "lo")
+        _disable_reverse_path_filter(namespace)
+        for number, vm in enumerate(GUESTS):
+            tap = tap_name(vm)
+            _ip("-n", namespace, "tuntap", "add", tap, "mode", "tap")
+            _ip("-n", namespace, "link", "set", tap, "address", _TAP_MAC, "up")
+            gateway = guest_address(number).rpartition(".")[0] + ".1"
+            _ip("-n", namespace, "address", "add", f"{gateway}/24", "dev", tap)
+
+
+def remove_network(lab: VmLab) -> None:
+    """Remove the network namespaces of both hosts with their taps; ignores all failures of `ip`."""
+    for host in HOSTS:
+        with suppress(FileNotFoundError):
+            subprocess.run(["ip", "netns", "delete", lab.namespace(host)], capture_output=True, check=False)
+
+
+def _disable_reverse_path_filter(namespace: str) -> None:
+    """Let the kernel answer for the metadata address on taps, whose networks do not contain it."""
+    command = "for f in all default; do echo 0 > /proc/sys/net/ipv4/conf/$f/rp_filter; done"
+    _run("ip", "netns", "exec", namespace, "sh", "-c", command)
+
+
+def _ip(*arguments: str) -> None:
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise Rejected(
+            f"`ip` cannot be run ({error.strerror}): install iproute2, or use --slirp, which needs no taps"
+        ) from error
+    if done.returncode != 0:
+        raise Rejected(
+            f"`{' '.join(command)}` failed ({done.stderr.strip()}): use --slirp, which needs no taps and no root"
+        )

@@ -11,15 +11,18 @@ from forewarn.base.wording import did_you_mean
 from forewarn.errors import Rejected
 from forewarn.machines.guest_network.interfaces import (
     Attachment,
+    Domain,
+    DomainNic,
     InterfaceFile,
     VmInterface,
     checked_interface,
     combine_interfaces,
+    parse_domain,
     parse_interface_file,
+    parse_reserved_addresses,
 )
-from forewarn.machines.guest_network.libvirt_xml import Domain, DomainNic, parse_domain, parse_reserved_addresses
-from forewarn.machines.guest_network.machine import read_links, run_program
 from forewarn.machines.guest_network.plan import Link
+from forewarn.machines.guest_network.record import read_links, run_program
 
 VirshRunner = Callable[[Sequence[str]], str]  # runs virsh with these arguments and returns its output
 

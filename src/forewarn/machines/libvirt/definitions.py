@@ -18,11 +18,11 @@ from forewarn.machines.libvirt.disks import (
     require_new_disks,
     volumes_of,
 )
-from forewarn.machines.libvirt.domain_checks import require_memory, state_of
-from forewarn.machines.libvirt.domain_xml import (
+from forewarn.machines.libvirt.domain_state import (
     MARK_NAMESPACE,
     MovedDomain,
     MoveMark,
+    machine_state,
     parse_domain,
     parse_mark,
     with_own_metadata,
@@ -30,6 +30,34 @@ from forewarn.machines.libvirt.domain_xml import (
 from forewarn.machines.libvirt.failure import LibvirtFailure
 from forewarn.machines.libvirt.hosts import LibvirtHosts
 from forewarn.machines.libvirt.session import STORED, LibvirtSession
+
+# What libvirt operations check before they change a domain: its state, and the memory of the host.
+
+
+def state_of(session: LibvirtSession, vm: str) -> MachineState:
+    """Return the state of the VM on the host of this session; ABSENT if the host does not know it."""
+    status = session.status(vm)
+    return MachineState.ABSENT if status is None else machine_state(status)
+
+
+def require_memory(session: LibvirtSession, host: str, vm: str, xml: str) -> None:
+    """Raise Refused if a VM, by its definition `xml`, needs more memory than the host has free."""
+    needed, free = parse_domain(xml).memory_mib, session.free_memory_mib()
+    if needed > free:
+        raise Refused(f"host {host} has {free} MiB of memory left, but VM {vm!r} needs {needed} MiB")
+
+
+def require_state(
+    session: LibvirtSession, host: str, vm: str, what: str, *allowed: MachineState, done: MachineState | None = None
+) -> bool:
+    """Return True if the VM is in one of the allowed states, and False if it is in state `done` already."""
+    state = state_of(session, vm)
+    if state is done:
+        return False
+    if state not in allowed:
+        wanted = " or ".join(allowed)
+        raise Refused(f"VM {vm!r} is {state} on host {host}, so the host cannot {what} it: the VM must be {wanted}")
+    return True
 
 
 class DomainDefinitions:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from forewarn.errors import Refused
 from forewarn.machines.libvirt.definition_copies import DefinitionCopies
-from forewarn.machines.libvirt.domain_xml import DomainDisk, backing_image, new_volume, parse_domain
+from forewarn.machines.libvirt.domain_state import DomainDisk, backing_image, new_volume, parse_domain
 from forewarn.machines.libvirt.session import LibvirtSession
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from forewarn.core.fleetfile.naming import MAX_NAME_LENGTH, plain_name_error
+from forewarn.core.fleetfile.tables import MAX_NAME_LENGTH, plain_name_error
 from forewarn.errors import Rejected
-from forewarn.machines.libvirt.domain_xml import DomainDefinition, parse_domain
+from forewarn.machines.libvirt.domain_state import DomainDefinition, parse_domain
 from forewarn.machines.libvirt.session import LibvirtSession
 
 _NAMED_URI = re.compile(r"([^=:/?]+)=([a-z]+(?:\+[a-z0-9]+)?:.+)")

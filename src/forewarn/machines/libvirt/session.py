@@ -5,35 +5,185 @@ They block: call them only from threads that may block. All failures are `Libvir
 
 from __future__ import annotations
 
+import os
 import threading
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import msgspec
 
 from forewarn.errors import Rejected
 from forewarn.machines.driver import FreeCapacity, MigrationProgress, VmNeeds
-from forewarn.machines.libvirt.cpu import cpu_needs, host_cpu_identity, host_cpu_model, parse_cpu_needs
 from forewarn.machines.libvirt.domain_state import (
     HALTED_REASONS,
+    METADATA_PREFIX,
+    MOVE_NAMESPACE,
     PAUSED_BY_DISK,
     DomainState,
     DomainStatus,
     ListedDomain,
+    parse_domain,
+    parse_move,
+    parse_xml,
+    pool_directory,
 )
-from forewarn.machines.libvirt.domain_xml import METADATA_PREFIX, MOVE_NAMESPACE, parse_domain, parse_move
 from forewarn.machines.libvirt.failure import (
     INVALID_ARGUMENT,
     NO_DOMAIN,
     NO_METADATA,
+    NO_VOLUME,
     NOT_SUPPORTED,
     OPERATION_INVALID,
     OPERATION_TIMEOUT,
     OPERATION_UNSUPPORTED,
     LibvirtFailure,
 )
-from forewarn.machines.libvirt.storage import LibvirtStorage
+
+# Pure functions over the CPUs in the XML of domains and hosts: what a VM needs from another host.
+
+_HOST_CPU_MODES = ("host-passthrough", "maximum")  # the guest sees the CPU of its host as it is
+
+
+class CpuNeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """What another host must have to take over a running VM. Either `cpu_xml` or `host_cpu` is set."""
+
+    virt_type: str = ""  # such as kvm
+    arch: str = ""  # such as x86_64
+    machine: str = ""  # such as pc-q35-7.2
+    cpu_xml: str = ""  # the CPU of the domain as libvirt's XML, which another host can be compared with
+    host_cpu: str = ""  # the CPU of its host (`host_cpu_identity`), which another host must have exactly
+
+
+def cpu_needs(domain: str, host_cpu: str) -> str:
+    """Return what a running domain needs from the CPU of another host, as JSON; "": nothing, or not known.
+
+    Pass the running XML: a stored one may name no CPU model. A domain that sees its host's CPU needs the same one.
+    """
+    root = parse_xml(domain)
+    cpu, os_type = root.find("cpu"), root.find("os/type")
+    if cpu is None:
+        return ""
+    if cpu.get("mode", "") in _HOST_CPU_MODES:
+        return _encode(CpuNeeds(host_cpu=host_cpu)) if host_cpu else ""
+    if cpu.find("model") is None:
+        return ""
+    return _encode(
+        CpuNeeds(
+            virt_type=root.get("type", ""),
+            arch=os_type.get("arch", "") if os_type is not None else "",
+            machine=os_type.get("machine", "") if os_type is not None else "",
+            cpu_xml=ET.tostring(cpu, encoding="unicode"),
+        )
+    )
+
+
+def parse_cpu_needs(text: str) -> CpuNeeds:
+    return msgspec.json.decode(text, type=CpuNeeds)
+
+
+def host_cpu_model(capabilities: str) -> str:
+    """Return the CPU model that a host's capabilities XML names; "" if it names none."""
+    return parse_xml(capabilities, root_tag="capabilities").findtext("host/cpu/model", "")
+
+
+def host_cpu_identity(capabilities: str) -> str:
+    """Return a text for the CPU of a host, which is equal for equal CPUs; "" if the CPU is not known."""
+    cpu = parse_xml(capabilities, root_tag="capabilities").find("host/cpu")
+    if cpu is None or not cpu.findtext("model"):
+        return ""
+    features = sorted(feature.get("name", "") for feature in cpu.findall("feature"))
+    return " ".join([cpu.findtext("arch", ""), cpu.findtext("vendor", ""), cpu.findtext("model", ""), *features])
+
+
+def _encode(needs: CpuNeeds) -> str:
+    return msgspec.json.encode(needs).decode()
+
+
+# Storage pools and volumes of one host, over an open connection to its libvirt. The calls block.
+
+
+class StoragePool(msgspec.Struct, frozen=True, kw_only=True):
+    """A storage pool of a libvirt host: a directory or device that libvirt manages, with volumes."""
+
+    name: str  # the name of the pool
+    is_active: bool  # False: libvirt does not know its volumes
+
+
+class LibvirtStorage:
+    """The storage pools of one libvirt host. A path names a file or device, or is POOL/VOLUME. Calls block."""
+
+    def __init__(self, connection: Any, failures: Callable[[], AbstractContextManager[None]]) -> None:
+        self._connection = connection
+        self._failures = failures
+
+    def find_pool(self, path: str) -> StoragePool | None:
+        with self._failures():
+            found = [StoragePool(name=pool.name(), is_active=bool(pool.isActive())) for pool in self._pools(path)]
+        return max(found, key=lambda pool: pool.is_active, default=None)
+
+    def delete_volume(self, path: str) -> bool:
+        """Delete the volume with this path from its storage pool; return whether there was one."""
+        if not self._has_volume(path):
+            return False
+        with self._failures():
+            self._volume(path).delete()
+        return True
+
+    def volume_xml(self, path: str) -> str | None:
+        if not self._has_volume(path):
+            return None
+        with self._failures():
+            return str(self._volume(path).XMLDesc(0))
+
+    def create_volume(self, path: str, xml: str) -> None:
+        """Create a volume in the storage pool that manages this path; does nothing without an active one."""
+        with self._failures():
+            for pool in self._pools(path):
+                if pool.isActive():
+                    pool.createXML(xml)
+                    return
+
+    def _pools(self, path: str) -> list[Any]:
+        try:
+            with self._failures():
+                pools = self._connection.listAllStoragePools()
+        except LibvirtFailure as failure:
+            if failure.code != NOT_SUPPORTED:
+                raise
+            return []
+        if path.startswith("/"):
+            return [pool for pool in pools if pool_directory(pool.XMLDesc(0)) == os.path.dirname(path)]
+        return [pool for pool in pools if pool.name() == path.partition("/")[0]]
+
+    def _has_volume(self, path: str) -> bool:
+        """Return whether a pool has the volume, also one that another host has created in a shared directory."""
+        if self._is_listed(path):
+            return True
+        with self._failures():
+            for pool in self._pools(path):
+                if pool.isActive():
+                    pool.refresh()
+        return self._is_listed(path)
+
+    def _is_listed(self, path: str) -> bool:
+        """Return whether a pool lists the volume; a pool looks into its directory only when it is refreshed."""
+        try:
+            with self._failures():
+                self._volume(path)
+        except LibvirtFailure as failure:
+            if failure.code == NO_VOLUME:
+                return False
+            raise
+        return True
+
+    def _volume(self, path: str) -> Any:
+        if path.startswith("/"):
+            return self._connection.storageVolLookupByPath(path)
+        pool, _, volume = path.partition("/")
+        return self._connection.storagePoolLookupByName(pool).storageVolLookupByName(volume)
+
 
 _ELEMENT_METADATA = 2  # VIR_DOMAIN_METADATA_ELEMENT
 LIVE, STORED = 1, 2  # which definition of a domain: VIR_DOMAIN_AFFECT_LIVE, VIR_DOMAIN_AFFECT_CONFIG

@@ -20,8 +20,8 @@ from forewarn.core.fleet import PowerState, Vm
 from forewarn.core.history import EntryKind
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.machines.process.connection import SupervisorConnection, SupervisorNotification
+from forewarn.machines.process.hypervisor import SupervisorRegistry
 from forewarn.machines.process.messages import ProgramExitMessage
-from forewarn.machines.process.registry import SupervisorRegistry
 
 log = logging.getLogger(__name__)
 _HELLO_TIMEOUT_S = 60.0  # hundreds of supervisors may start at once

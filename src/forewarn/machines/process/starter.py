@@ -20,8 +20,8 @@ from forewarn.core.cause import Verb
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import PowerState, Vm
 from forewarn.core.history import EntryKind
-from forewarn.machines.liveness import process_start_time
-from forewarn.machines.process.registry import SupervisorRegistry
+from forewarn.machines.interface import process_start_time
+from forewarn.machines.process.hypervisor import SupervisorRegistry
 from forewarn.machines.process.server import WriteHistory
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from forewarn.machines.qemu.definition import VmDefinition
-from forewarn.machines.qemu.instance import QemuInstance, write_durably
+from forewarn.machines.qemu.processes import QemuInstance, write_durably
 
 
 @dataclass(frozen=True, slots=True)

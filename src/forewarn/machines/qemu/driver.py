@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from forewarn.core.observation import ObservedMachine
+from forewarn.core.unannounced import ObservedMachine
 from forewarn.errors import Refused
 from forewarn.machines.driver import (
     IN_MEMORY,
@@ -26,19 +26,35 @@ from forewarn.machines.driver import (
     MachineState,
     MigrationProgress,
     VmNeeds,
+    run_fence_command,
 )
-from forewarn.machines.fence_command import run_fence_command
-from forewarn.machines.qemu.capacity import host_capacity, vm_needs
-from forewarn.machines.qemu.copies import QemuDefinitionCopies
-from forewarn.machines.qemu.definition import DEFINITION_SUFFIX, QemuHost, VmDefinition, check_vm_name, option_text
+from forewarn.machines.qemu.definition import (
+    DEFINITION_SUFFIX,
+    QemuHost,
+    VmDefinition,
+    check_vm_name,
+    option_text,
+    parse_definition,
+)
 from forewarn.machines.qemu.definition_writes import DefinitionWrites
-from forewarn.machines.qemu.disk_files import DiskFileJobs
-from forewarn.machines.qemu.disk_locks import DiskLocks
-from forewarn.machines.qemu.fencing import has_foreign_disk_user
-from forewarn.machines.qemu.instance import (
+from forewarn.machines.qemu.disks import DiskFileJobs, DiskLocks, find_disk_users
+from forewarn.machines.qemu.live_migration import begin_to_receive, begin_to_send, is_listening, listening_uri
+from forewarn.machines.qemu.observation import (
+    changed_hosts,
+    has_arrivals,
+    is_migrating,
+    migration_progress,
+    observe_instance,
+    read_state,
+    stop_reason,
+)
+from forewarn.machines.qemu.processes import (
+    NotRunning,
     QemuInstance,
+    QemuProcesses,
     create_file,
     delete_file,
+    file_error,
     require_defined,
     require_files,
     require_movable,
@@ -46,13 +62,113 @@ from forewarn.machines.qemu.instance import (
     sync_directory,
     write_durably,
 )
-from forewarn.machines.qemu.live_migration import begin_to_receive, begin_to_send, is_listening, listening_uri
-from forewarn.machines.qemu.observation import changed_hosts, observe_instance
-from forewarn.machines.qemu.processes import NotRunning, QemuProcesses
 from forewarn.machines.qemu.qmp import Monitor, require_qmp
-from forewarn.machines.qemu.run_state import has_arrivals, is_migrating, migration_progress, read_state, stop_reason
 
 log = logging.getLogger(__name__)
+
+
+# What a QEMU host can still take, and what its VMs need, from their definitions.
+
+
+def host_capacity(instances: Iterable[QemuInstance], *, total_mib: int) -> FreeCapacity:
+    """Return what a host with these VMs can still take: its memory less that of VMs with a QEMU process."""
+    instances = list(instances)
+    used = sum(instance.read_definition()[0].memory_mib for instance in instances if instance.is_alive())
+    total = total_mib or _machine_memory_mib()
+    return FreeCapacity(memory_mib=max(0, total - used), vms=vm_needs(instances))
+
+
+def vm_needs(instances: Iterable[QemuInstance]) -> dict[str, VmNeeds]:
+    """Return what each of these VMs needs, by name; only memory is known."""
+    needs = {}
+    for instance in instances:
+        with suppress(Refused, HostUnreachable):
+            needs[instance.vm] = VmNeeds(memory_mib=instance.read_definition()[0].memory_mib)
+    return needs
+
+
+def _machine_memory_mib() -> int:
+    line = Path("/proc/meminfo").read_text(encoding="ascii").partition("\n")[0]  # MemTotal:  16384 kB
+    return int(line.split()[1]) // 1024
+
+
+# Copies of VMs' definitions outside their hosts, for lost hosts and for VMs that are on no host.
+
+
+class QemuDefinitionCopies:
+    """Copies of VMs' latest definitions, in one directory of this machine, created when it is needed."""
+
+    # One copy per VM name, of the host where the VM was last seen: for VMs whose host is lost, and VMs that are on no
+    # host.
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def instance(self, vm: str) -> QemuInstance:
+        """Return the VM as if it were on a host "" whose directory is that of the copies."""
+        return QemuInstance("", vm, self._directory)
+
+    def instances(self) -> list[QemuInstance]:
+        """Return all VMs of which there is a copy, as `instance` returns each; sorted by name, may be []."""
+        return [self.instance(path.stem) for path in sorted(self._directory.glob(f"*{DEFINITION_SUFFIX}"))]
+
+    def keep(self, instance: QemuInstance) -> None:
+        """Copy the definition of a VM from its host's directory, durably, if the copy differs."""
+        copy = self.instance(instance.vm).definition_file
+        try:
+            data = instance.definition_file.read_bytes()
+            if copy.exists() and copy.read_bytes() == data:
+                return
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise file_error(f"definition {str(instance.definition_file)!r} cannot be copied", error) from error
+        write_durably(copy, data)
+
+    def keep_definition(self, vm: str, data: bytes) -> None:
+        """Keep this definition, which came from another host, as the copy of the VM's, durably."""
+        if not data:
+            return
+        copy = self.instance(vm).definition_file
+        parse_definition(data, copy)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_durably(copy, data)
+        except OSError as error:
+            raise file_error(f"definition {str(copy)!r} cannot be written", error) from error
+
+    def read(self, instance: QemuInstance) -> tuple[VmDefinition, bytes]:
+        """Return the VM's definition and its bytes, from its host or else from the copy."""
+        copy = self.instance(instance.vm)
+        try:
+            if instance.host and instance.is_defined():
+                return instance.read_definition()
+        except HostUnreachable:
+            if not copy.definition_file.exists():
+                raise
+        if not copy.definition_file.exists():
+            where = f"on host {instance.host!r}" if instance.host else "on a host"
+            raise Refused(f"VM {instance.vm!r} is not defined {where}, and there is no copy of its definition")
+        return copy.read_definition()
+
+    def forget(self, vm: str) -> None:
+        """Delete the copy of the VM with this name, if there is one, after its disks were deleted."""
+        delete_file(self.instance(vm).definition_file)
+
+
+# Fencing of QEMU hosts: the processes that still use disks after the fence command.
+
+
+def has_foreign_disk_user(host: str, instances: Sequence[QemuInstance], others: Sequence[QemuInstance]) -> bool:
+    """Return whether a process, other than QEMU of `others`, has a disk of these VMs open for writing."""
+    users = find_disk_users([disk for instance in instances for disk in instance.disks()])
+    known = {instance.pid() for instance in others if instance.is_alive()}
+    for user in users:
+        if user.pid not in known:
+            log.warning("host %s is not fenced: process %d still writes to disk %s", host, user.pid, user.disk)
+            return True
+    return False
+
+
 _MAX_CONCURRENT_LOOKS = 16  # at VMs of one host
 _INTERVAL_S = 0.02  # between checks of something that QEMU does by itself
 

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from forewarn.errors import Refused
 from forewarn.machines.driver import IN_MEMORY, MachineState
-from forewarn.machines.qemu.instance import QemuInstance
+from forewarn.machines.qemu.observation import is_migrating, read_state
+from forewarn.machines.qemu.processes import QemuInstance
 from forewarn.machines.qemu.qmp import Monitor
-from forewarn.machines.qemu.run_state import is_migrating, read_state
 
 
 async def begin_to_receive(monitor: Monitor, instance: QemuInstance, *, address: str) -> None:

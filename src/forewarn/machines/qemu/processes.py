@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
+import os
 import re
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from forewarn.errors import Refused
 from forewarn.machines.driver import HostUnreachable
-from forewarn.machines.liveness import wait_for_process_exit
-from forewarn.machines.qemu.instance import QemuInstance
+from forewarn.machines.interface import ActNotTried, process_start_time, wait_for_process_exit
+from forewarn.machines.qemu.definition import DEFINITION_SUFFIX, VmDefinition, parse_definition
 from forewarn.machines.qemu.qmp import (
     Monitor,
     MonitorDisconnected,
@@ -21,12 +27,291 @@ from forewarn.machines.qemu.qmp import (
     open_monitor,
 )
 
+_Answer = TypeVar("_Answer")
+
+
+# A VM on one host: its files in the host's directory, and its QEMU process.
+#
+# QEMU holds a lock on its log file, from before it is started until it has ended. So a new service sees whether
+# QEMU runs, even if the previous one was killed while it started QEMU.
+
+_LOG_TAIL_BYTES = 4096
+EVENTS_SUFFIX = ".events"  # of the socket of QEMU's monitor for events
+
+
+@dataclass(frozen=True, slots=True)
+class QemuInstance:
+    """One VM on one host: the paths of its files in the host's directory, and its QEMU process. Holds nothing open."""
+
+    host: str  # its name in the settings; "": a copy of a definition, on no host
+    vm: str  # the VM's name
+    directory: Path  # with the files of all VMs of the host, but for disks with absolute paths
+
+    @property
+    def name(self) -> str:
+        """The VM and its host, for messages: `VM 'web' on host 'h1'`."""
+        return f"VM {self.vm!r} on host {self.host!r}"
+
+    @property
+    def definition_file(self) -> Path:
+        """The path of the VM's definition (`VM.toml`); without this file the host does not know the VM."""
+        return self._file(DEFINITION_SUFFIX)
+
+    @property
+    def monitor_socket(self) -> Path:
+        """The path of the socket of QEMU's monitor (QMP); QEMU creates it."""
+        return self._file(".qmp")
+
+    @property
+    def events_socket(self) -> Path:
+        """The path of the socket of QEMU's second monitor (QMP), for a client that waits for events."""
+        return self._file(EVENTS_SUFFIX)
+
+    @property
+    def migration_socket(self) -> Path:
+        """The path of the socket on which QEMU receives a live migration if its host has no address for that."""
+        return self._file(".migrate")
+
+    @property
+    def pid_file(self) -> Path:
+        """The path of the file with QEMU's process id, which QEMU writes, and deletes when it ends by itself."""
+        return self._file(".pid")
+
+    @property
+    def log_file(self) -> Path:
+        """The path of the file with QEMU's output; a lock on it shows that QEMU runs."""
+        return self._file(".log")
+
+    @property
+    def mark_file(self) -> Path:
+        """The path of the file with the mark: the act that was last begun on the VM."""
+        return self._file(".mark")
+
+    @property
+    def incoming_file(self) -> Path:
+        """The path of an empty file that exists while the VM is the destination of a live migration."""
+        return self._file(".incoming")
+
+    def files(self) -> tuple[Path, ...]:
+        """Return the paths of all files of the VM in the host's directory, the definition last."""
+        return (
+            *(self.mark_file, self.incoming_file, self.migration_socket, self.monitor_socket, self.events_socket),
+            *(self.pid_file, self.log_file, self.definition_file),
+        )
+
+    def _file(self, suffix: str) -> Path:
+        return self.directory / f"{self.vm}{suffix}"
+
+    def is_defined(self) -> bool:
+        """Return whether the definition file exists."""
+        if not self.directory.is_dir():
+            raise HostUnreachable(
+                f"directory {str(self.directory)!r} of host {self.host!r} does not exist: create it, or mount it"
+            )
+        return self.definition_file.exists()
+
+    def read_definition(self) -> tuple[VmDefinition, bytes]:
+        data = self.definition_bytes()
+        return parse_definition(data, self.definition_file), data
+
+    def definition_bytes(self) -> bytes:
+        """Return the content of the VM's definition file, which may be wrong."""
+        if not self.is_defined():
+            raise Refused(f"{self.name} does not exist: there is no file {str(self.definition_file)!r}")
+        try:
+            return self.definition_file.read_bytes()
+        except OSError as error:
+            raise Refused(f"definition {str(self.definition_file)!r} cannot be read: {error.strerror}") from error
+
+    def disks(self) -> list[Path]:
+        """Return the paths of all disks of the VM, the ephemeral one last; [] without a correct definition."""
+        with suppress(Refused, HostUnreachable):
+            definition = self.read_definition()[0]
+            ephemeral = [definition.ephemeral.path] if definition.ephemeral else []
+            return [self.directory / path for path in (*definition.disks, *ephemeral)]
+        return []
+
+    def pid(self) -> int | None:
+        """Return the process id that QEMU has written to its pid file, even if that process has ended."""
+        with suppress(OSError, ValueError):
+            return int(self.pid_file.read_text())
+        return None
+
+    def is_alive(self) -> bool:
+        """Return whether the QEMU process that the driver started is running, or is being started."""
+        # The lock on its log file shows that, even to a restarted service; a QEMU that a person started does not count.
+        try:
+            log = os.open(self.log_file, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise Refused(
+                f"log {str(self.log_file)!r} of {self.name} cannot be read: {error.strerror}; "
+                "run the service as the user who owns it"
+            ) from error
+        try:
+            fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(log)
+        return False
+
+    def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start QEMU in the host's directory, in a session of its own, and return before it has come up."""
+        # Its output goes to the log file, which is emptied first; old sockets and the pid file are deleted.
+        try:
+            log = os.open(self.log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise file_error(f"log {str(self.log_file)!r} cannot be written", error) from error
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(log, 0)
+            for stale in (self.monitor_socket, self.events_socket, self.migration_socket, self.pid_file):
+                stale.unlink(missing_ok=True)
+            return subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                env={name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")},
+                start_new_session=True,
+            )
+        except BlockingIOError as error:
+            raise Refused(f"{self.name} cannot be started: its QEMU process still runs") from error
+        except OSError as error:
+            raise Refused(f"{self.name} cannot be started: {argv[0]!r}: {error.strerror}") from error
+        finally:
+            os.close(log)
+
+    def kill(self) -> tuple[int, str]:
+        """Send SIGKILL to QEMU; return its process id and start time, or (0, "") if it is gone already."""
+        with suppress(OSError, ValueError):
+            pid = int(self.pid_file.read_text())
+            process = os.pidfd_open(pid)
+            try:
+                started = process_start_time(pid)
+                if not self.is_alive():
+                    return 0, ""
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                return pid, started
+            except PermissionError as error:
+                raise Refused(
+                    f"no permission to end process {pid}, QEMU of {self.name}: run the service as its user"
+                ) from error
+            finally:
+                os.close(process)
+        if self.is_alive():
+            raise HostUnreachable(
+                f"QEMU of {self.name} runs, but {str(self.pid_file)!r} does not say in which process: end it by hand"
+            )
+        return 0, ""
+
+    def log_tail(self) -> str:
+        """Return the last line of QEMU's output, which says why it ended; "" without output."""
+        with suppress(OSError):
+            lines = self.log_file.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+            return lines[-1] if lines else ""
+        return ""
+
+
+def file_error(problem: str, error: OSError) -> Refused | ActNotTried:
+    """Return (not raise) the error for a file that cannot be written: ActNotTried if only space is missing."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ActNotTried(f"{problem} now ({error.strerror}): free some space")
+    return Refused(f"{problem}: {error.strerror}")
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace the file's content, atomically and durably; one call per file at a time."""
+    temporary = path.with_name(f"{path.name}.new")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise file_error(f"file {str(path)!r} cannot be written", error) from error
+
+
+def create_file(path: Path) -> None:
+    """Create an empty file unless it exists."""
+    try:
+        path.touch()
+    except OSError as error:
+        raise file_error(f"file {str(path)!r} cannot be created", error) from error
+
+
+def create_directory(path: Path) -> None:
+    """Create a directory that only its owner may enter, unless it exists."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise file_error(f"directory {str(path)!r} cannot be created", error) from error
+
+
+def delete_file(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise Refused(f"file {str(path)!r} cannot be deleted: {error.strerror}") from error
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renamed, created and deleted names of this directory durable (fsync)."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise file_error(f"changes in directory {str(directory)!r} cannot be made durable", error) from error
+
+
+def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
+    """Raise Refused if a disk, even the ephemeral one, has a relative path: other hosts cannot reach it."""
+    if local := definition.local_paths():
+        raise Refused(
+            f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
+            "a live migration needs disks with absolute paths, which both hosts reach"
+        )
+
+
+def require_shared_disks(definition: VmDefinition, instance: QemuInstance) -> None:
+    """Raise Refused if a disk has a relative path or does not exist; the ephemeral one is not looked at."""
+    if local := [path for path in definition.local_paths() if path in definition.disks]:
+        raise Refused(
+            f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
+            "a VM that moves needs disks with absolute paths, which both hosts reach"
+        )
+    for disk in definition.disks:
+        if not Path(disk).exists():
+            raise Refused(f"disk {disk!r} of {instance.name} does not exist: make it reachable from both hosts")
+
+
+def require_defined(instance: QemuInstance) -> None:
+    """Raise Refused if the VM has no definition on its host; HostUnreachable if its directory is missing."""
+    if not instance.is_defined():
+        raise Refused(f"{instance.name} does not exist: there is no file {str(instance.definition_file)!r}")
+
+
+def require_files(definition: VmDefinition, instance: QemuInstance) -> None:
+    """Raise Refused if a disk exists and is a device, not a file: deleting its name would keep its data."""
+    for disk in definition.disks:
+        path = instance.directory / disk
+        if path.exists() and not path.is_file():
+            raise Refused(f"disk {disk!r} of {instance.name} is a device, and cannot be deleted: empty it by hand")
+
+
 _INTERVAL_S = 0.02  # between checks of a process
 _START_INTERVAL_S = 0.002  # the same, of one that is about to open its monitor
 _KEEP_S = 1.0  # how long a connection is kept open for the next operation, which usually follows at once
 _QUIT_WAIT_S = 3.0  # for QEMU to end after `quit`, before it is killed
 _KILL_WAIT_S = 10.0
-_Answer = TypeVar("_Answer")
 
 
 _TAP_ERROR = re.compile(r"could not configure /dev/net/tun \(([^()]+)\): (.+)")

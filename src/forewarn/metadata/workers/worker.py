@@ -27,8 +27,7 @@ from forewarn.metadata.fault_quota import SharedFaultQuota
 from forewarn.metadata.observations import BATCH_SIZE, BATCHES_PER_SECOND, REPORT_INTERVAL_S
 from forewarn.metadata.request_counters import RequestTotals
 from forewarn.metadata.workers import messages
-from forewarn.metadata.workers.channel import PEER_GONE, WorkerChannel
-from forewarn.metadata.workers.handle import SIGNALS_BLOCKED_AT_START
+from forewarn.metadata.workers.channel import PEER_GONE, SIGNALS_BLOCKED_AT_START, WorkerChannel
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
 
@@ -270,7 +269,7 @@ class Worker:
         self._accept_on(message.id)
 
     def _serve_metrics(self, message: messages.ServeMetrics) -> None:
-        from forewarn.metadata.metrics_registry import (
+        from forewarn.metadata.metrics import (
             WorkerMetrics,  # slow to import, and most workers serve no metrics
         )
 

@@ -9,8 +9,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.planning import OPERATION_CAUSES, is_applicable
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Rejected
-from forewarn.web.arm.operations import operation_headers
-from forewarn.web.arm.repeated_calls import empty_response, once
+from forewarn.web.arm.operations import empty_response, once, operation_headers
 from forewarn.web.arm.routing import (
     INSTANCE_PATH,
     SCALE_SET_PATH,

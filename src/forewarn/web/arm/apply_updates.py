@@ -24,10 +24,10 @@ from forewarn.core.windows import opening_at, openings
 from forewarn.errors import NotFound, Refused, Rejected
 from forewarn.protocol.dates import iso_date
 from forewarn.protocol.document import Kind
-from forewarn.web.arm.containers import paged_response
 from forewarn.web.arm.maintenance_configurations import CONFIGURATION_PATH
+from forewarn.web.arm.operations import once
 from forewarn.web.arm.rendering import JsonObject
-from forewarn.web.arm.repeated_calls import once
+from forewarn.web.arm.resources import paged_response
 from forewarn.web.arm.routing import (
     GROUP_PATH,
     INSTANCE_PATH,
@@ -45,7 +45,7 @@ from forewarn.web.arm.routing import (
 )
 from forewarn.web.arm.targets import all_instances, authorize_scale_set, find_instance, find_vm, parse_arm_body
 from forewarn.web.context import RequestContext
-from forewarn.web.request_views import read_request_status
+from forewarn.web.requests import read_request_status
 
 _UPDATES = f"{MAINTENANCE_PROVIDER}/updates"
 _APPLY_UPDATES = f"{MAINTENANCE_PROVIDER}/applyUpdates"

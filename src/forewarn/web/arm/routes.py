@@ -22,10 +22,10 @@ from forewarn.web.arm import (
     token_endpoint,
     updates,
 )
-from forewarn.web.arm.api_versions import require_known_version
 from forewarn.web.arm.errors import arm_error_response, make_arm_error
-from forewarn.web.arm.repeated_calls import CLIENT_REQUEST_ID_HEADER
+from forewarn.web.arm.operations import CLIENT_REQUEST_ID_HEADER
 from forewarn.web.arm.routing import AnonymousArmHandler, ArmCall, ArmHandler, ArmResponse, ArmRoute
+from forewarn.web.arm.updates import require_known_version
 from forewarn.web.context import ContextFactory, RequestContext
 from forewarn.web.pipeline import read_body, run_request
 from forewarn.web.request_parsing import MAX_BODY_BYTES, MAX_FORM_BYTES, unique_query_params

@@ -14,9 +14,9 @@ from forewarn.errors import Rejected, Unauthenticated
 from forewarn.store.interface import Store
 from forewarn.web.arm.discovery import require_sign_in
 from forewarn.web.arm.routing import ArmCall, ArmResponse, ArmRoute
-from forewarn.web.authentication import verify_client_secret
+from forewarn.web.authorization import verify_client_secret
 from forewarn.web.dependencies import Dependencies
-from forewarn.web.remedies import Surface, message_for
+from forewarn.web.errors import Surface, message_for
 
 _DEFAULT_SCOPE = "/.default"  # the only scope: everything that was granted
 _NO_STORE_HEADERS = {"Cache-Control": "no-store", "Pragma": "no-cache"}

@@ -15,7 +15,7 @@ from forewarn.base.wording import first_names
 from forewarn.core.access import Right
 from forewarn.core.cause import verb_noun
 from forewarn.core.event import Event
-from forewarn.core.explain.phrases import event_kind_text, join_names
+from forewarn.core.explain.explanation import event_kind_text, join_names
 from forewarn.core.explain.polling import EventAwareness, can_still_prepare
 from forewarn.core.explain.status import rollout_title
 from forewarn.core.fleet import Host, HostHealth

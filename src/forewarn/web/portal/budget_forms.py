@@ -7,7 +7,7 @@ from typing import Any
 
 from forewarn.core.budgets import budget_groups, budget_text, check_budget, group_limit, parse_limit
 from forewarn.errors import Rejected
-from forewarn.web.budget_views import NewBudget
+from forewarn.web.budgets import NewBudget
 from forewarn.web.context import RequestContext
 from forewarn.web.portal.context import PORTAL_PREFIX
 from forewarn.web.portal.form_definition import FieldKind, Form, FormField, FormValues

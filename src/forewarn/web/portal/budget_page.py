@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forewarn.base.wording import first_names
-from forewarn.web.budget_views import BudgetGroupView, BudgetView, read_budgets
+from forewarn.web.budgets import BudgetGroupView, BudgetView, read_budgets
 from forewarn.web.context import RequestContext
 from forewarn.web.portal.export import ExportTable
 from forewarn.web.portal.form_catalog import DoneMessageQuery, done_message

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from forewarn.control.directory import FleetDirectory
 from forewarn.core.access import Principal
-from forewarn.core.explain.vm_state import VmState
+from forewarn.core.explain.explanation import VmState
 from forewarn.web.context import Reauthenticate, RequestContext
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.portal.event_index import EventIndex

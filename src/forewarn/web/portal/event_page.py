@@ -24,9 +24,9 @@ from forewarn.protocol.document import Document, Kind
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.versions import version_lists_kind
 from forewarn.web.context import RequestContext
-from forewarn.web.explanations import explain_event
+from forewarn.web.explain import explain_event
 from forewarn.web.portal.export import ExportTable
-from forewarn.web.portal.pagination import PageQuery, items_on_page
+from forewarn.web.portal.filters import PageQuery, items_on_page
 from forewarn.web.portal.request_page import request_page_path
 from forewarn.web.portal.status_card import EventStatusCard, event_status_card
 from forewarn.web.portal.timeline_chart import (
@@ -39,8 +39,7 @@ from forewarn.web.portal.timeline_chart import (
     window_for_rows,
 )
 from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import BaseView, EventView
+from forewarn.web.views import BaseView, EventView, ViewBuilder
 
 
 class VersionRendering(BaseView, frozen=True, kw_only=True):

@@ -10,16 +10,19 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from msgspec import Meta
 
 from forewarn.base.wording import scope_name_from_id, similar_names
 from forewarn.errors import Rejected
-from forewarn.web.errors import status_and_message
+from forewarn.web.errors import Surface, status_and_message
 from forewarn.web.portal.context import PortalContext
-from forewarn.web.remedies import Surface
+from forewarn.web.request_parsing import StrictBody
 from forewarn.web.views import BaseView
 
 Found = TypeVar("Found")
+T = TypeVar("T")
 _MAX_OFFERED = 8
 _MAX_NAMES_COMPARED = 5_000  # among more names a search for similar ones takes too long
 _MIN_LIKENESS = 0.55  # from 0 to 1, of two texts that may be meant for each other
@@ -142,3 +145,21 @@ def offer_rollouts(context: PortalContext, value: str) -> list[FilterChoice]:
         for request in newest
         if request.rollout is not None
     ]
+
+
+# Pages of a list: the query parameter `page`, and the part of a list that a page shows.
+
+PageNumber = Annotated[int, Meta(ge=1, le=1_000_000)]  # from 1
+
+
+class PageQuery(StrictBody, frozen=True, kw_only=True):
+    """The query of a page that shows one long list in parts: which part."""
+
+    page: PageNumber = 1  # from 1
+
+
+def items_on_page(items: Sequence[T], number: int, size: int) -> tuple[Sequence[T], int]:
+    """Return the items of the page with this number, from 1, and how many pages there are."""
+    pages = max(1, -(-len(items) // size))
+    require_page(number, pages)
+    return items[(number - 1) * size : number * size], pages

@@ -18,7 +18,7 @@ from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.access import ROLE_RIGHTS, Grant, Right
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState
-from forewarn.core.explain.vm_state import VmState, combine_vm_states, vm_states_during
+from forewarn.core.explain.explanation import VmState, combine_vm_states, vm_states_during
 from forewarn.core.fleet import resource_group_of_scope
 from forewarn.core.resource_ids import group_resource_id, is_within_resource
 from forewarn.store.interface import AppliedCommit, Store

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from forewarn.core.explain.vm_state import VmState
+from forewarn.core.explain.explanation import VmState
 from forewarn.core.scope import Scope, scope_name_of_vm
 from forewarn.web.authorization import VisibleDirectory
 from forewarn.web.portal.context import PortalContext

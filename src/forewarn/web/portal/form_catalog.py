@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from forewarn.core.access import Right
 from forewarn.core.faults import FAULT_DEFINITIONS
-from forewarn.errors import Rejected
+from forewarn.core.fleet import Host, HostHealth, Vm
+from forewarn.core.planning import OPERATION_CAUSES, is_applicable, pending_platform_events
+from forewarn.core.request import RequestedOperation
+from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
+from forewarn.core.scope import Scope
+from forewarn.errors import Refused, Rejected
 from forewarn.web.context import RequestContext
-from forewarn.web.portal import form_previews
+from forewarn.web.portal import form_definition
 from forewarn.web.portal.budget_forms import BUDGET_FORMS
 from forewarn.web.portal.form_definition import (
     NOTICE_FIELD,
@@ -33,6 +39,7 @@ from forewarn.web.portal.form_definition import (
 from forewarn.web.portal.rollout_forms import ROLLOUT_FORMS
 from forewarn.web.portal.standing_order_forms import STANDING_ORDER_FORMS
 from forewarn.web.request_parsing import StrictBody
+from forewarn.web.views import BaseView
 
 _VMS_FIELD = FormField(name="vm", kind=FieldKind.VMS, label="VMs", body_member="vms", is_required=True)
 _EVENT_FIELD = FormField(name="event", kind=FieldKind.ID, label="Event", path_parameter="id", is_required=True)
@@ -115,7 +122,7 @@ VM_FORMS = (
         done_message="The pending maintenance may start now.",
         result_url=first_event_url,
         fields=(FormField(name="vm", kind=FieldKind.VM, label="VM", path_parameter="name", is_required=True),),
-        preview=form_previews.preview_perform_maintenance,
+        preview=form_definition.preview_perform_maintenance,
     ),
 )  # fmt: skip
 
@@ -131,7 +138,7 @@ EVENT_FORMS = (
         done_message="The event is approved.",
         result_url=event_url,
         fields=(_EVENT_FIELD,),
-        preview=form_previews.preview_approve,
+        preview=form_definition.preview_approve,
     ),
     Form(
         name="withdraw",
@@ -151,7 +158,7 @@ EVENT_FORMS = (
                 hint="Recorded in the history.",
             ),
         ),
-        preview=form_previews.preview_withdraw,
+        preview=form_definition.preview_withdraw,
     ),
 )
 
@@ -199,7 +206,7 @@ HOST_FORMS = (
         done_message="The host is confirmed down.",
         result_url=host_url,
         fields=(_HOST_FIELD,),
-        preview=form_previews.preview_confirm_down,
+        preview=form_definition.preview_confirm_down,
         danger="If the host still runs, its VMs will run twice and damage their disks.",
     ),
     Form(
@@ -212,7 +219,7 @@ HOST_FORMS = (
         done_message="The host is healthy again.",
         result_url=host_url,
         fields=(_HOST_FIELD,),
-        preview=form_previews.preview_repair_host,
+        preview=form_definition.preview_repair_host,
     ),
 )  # fmt: skip
 
@@ -279,7 +286,7 @@ LAB_FORMS = (
                 body_member="count"),
             _DURATION_FIELD,
         ),
-        preview=form_previews.preview_fault,
+        preview=form_definition.preview_fault,
     ),
     Form(
         name="fault-clear",
@@ -302,7 +309,7 @@ LAB_FORMS = (
             FormField(name="vm", kind=FieldKind.VM, label="VM", body_member="vm"),
             FormField(name="all", kind=FieldKind.CHECK, label="All faults and storms", body_member="all"),
         ),
-        preview=form_previews.preview_clear_faults,
+        preview=form_definition.preview_clear_faults,
     ),
     Form(
         name="storm",
@@ -318,7 +325,7 @@ LAB_FORMS = (
             FormField(name="vm", kind=FieldKind.VMS, label="VMs", body_member="vms", hint="None: all VMs."),
             FormField(name="for", kind=FieldKind.DURATION, label="Duration", body_member="duration_s", default="10m"),
         ),
-        preview=form_previews.preview_storm,
+        preview=form_definition.preview_storm,
     ),
     Form(
         name="replay-stop",
@@ -330,7 +337,7 @@ LAB_FORMS = (
         done_message="Replay stopped.",
         result_url=lab_url,
         fields=(FormField(name="replay", kind=FieldKind.ID, label="Replay", path_parameter="id", is_required=True),),
-        preview=form_previews.preview_stop_replay,
+        preview=form_definition.preview_stop_replay,
     ),
     Form(
         name="clock-advance",
@@ -343,7 +350,7 @@ LAB_FORMS = (
         result_url=clock_report_url,
         fields=(_ADVANCE_BY_FIELD, _ADVANCE_TO_FIELD, _WITHOUT_POLLS_FIELD),
         extra_body=_advance_body,
-        preview=form_previews.preview_advance_clock,
+        preview=form_definition.preview_advance_clock,
     ),
     Form(
         name="clock-speed",
@@ -359,7 +366,7 @@ LAB_FORMS = (
                 body_member="speed", default="1", is_required=True,
                 hint="0: paused. 1: real time. 60: one minute per second."),
         ),
-        preview=form_previews.preview_clock_speed,
+        preview=form_definition.preview_clock_speed,
     ),
 )  # fmt: skip
 
@@ -391,3 +398,93 @@ def done_message(query: DoneMessageQuery) -> str:
     # The query contains only the form's name, so that a link cannot make the page show any other text.
     form = FORMS.get(query.done)
     return form.done_message if form is not None else ""
+
+
+# Links to the forms that a user may submit for a VM, a host or a scope in its current state.
+
+_VM_REQUESTS = (
+    RequestedOperation.RESTART,
+    RequestedOperation.START,
+    RequestedOperation.POWER_OFF,
+    RequestedOperation.REAPPLY,
+    RequestedOperation.REDEPLOY,
+    RequestedOperation.DEALLOCATE,
+    RequestedOperation.REIMAGE,
+    RequestedOperation.EVICT,
+    RequestedOperation.SCALE_IN,
+    RequestedOperation.DELETE,
+)
+_LINK_TITLES = {
+    "evict": "Simulate eviction",
+    "fault": "Set a fault",
+    "rollout": "Start a rollout",
+    "degrade": "Predict failure",
+    "fail": "Fail host",
+}
+_FORMS_BY_HEALTH = {
+    HostHealth.HEALTHY: ("rollout", "degrade", "fail"),
+    HostHealth.DEGRADED: ("repair", "rollout", "fail"),
+    HostHealth.FAILED: ("repair",),
+}
+
+
+class FormLink(BaseView, frozen=True, kw_only=True):
+    """A button on a page that opens a form."""
+
+    form: str  # its name, a key of FORMS
+    title: str  # of the button
+    danger: str  # what the form loses for good, in a sentence, which makes the button red; "": nothing
+
+
+def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> tuple[FormLink, ...]:
+    """Return links to the forms that the user may submit for a VM in its current state."""
+    if vm.removed_at is not None:
+        return ()
+    operations = [*_suitable_requests(vm, scope)] if context.principal.may(Right.OPERATE, vm_resource_id(vm)) else []
+    return _links_to((*operations, *_platform_forms(context, "fault")))
+
+
+def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, ...]:
+    """Return links to the forms that suit a host in its health; () if the user has no platform right."""
+    names = list(_FORMS_BY_HEALTH[host.health])
+    if host.confirmed_down and "repair" not in names:
+        names.insert(0, "repair")
+    is_suspected = host.health is HostHealth.FAILED or host.name in context.control.unreachable_hosts()
+    if is_suspected and not host.confirmed_down:
+        names.append("confirm-down")
+    return _links_to(_platform_forms(context, *names))
+
+
+def form_links_for_scope(context: RequestContext) -> tuple[FormLink, ...]:
+    """Return one link, to the form that starts a rollout, for any scope; () without the platform right."""
+    return _links_to(_platform_forms(context, "rollout"))
+
+
+def _platform_forms(context: RequestContext, *names: str) -> tuple[str, ...]:
+    return names if context.principal.may(Right.PLATFORM, ROOT_RESOURCE) else ()
+
+
+def _suitable_requests(vm: Vm, scope: Scope | None) -> Iterator[RequestedOperation]:
+    if scope is not None and _has_pending_maintenance(scope, vm):
+        yield RequestedOperation.PERFORM_MAINTENANCE
+    for operation in _VM_REQUESTS:
+        if is_applicable(vm, OPERATION_CAUSES[operation]) and (
+            vm.scale_set or operation is not RequestedOperation.SCALE_IN
+        ):
+            yield operation
+
+
+def _has_pending_maintenance(scope: Scope, vm: Vm) -> bool:
+    try:
+        return bool(pending_platform_events(scope, vm.name))
+    except Refused:
+        return False
+
+
+def _links_to(names: Iterable[str]) -> tuple[FormLink, ...]:
+    return tuple(sorted(map(_form_link, names), key=lambda link: bool(link.danger)))
+
+
+def _form_link(name: str) -> FormLink:
+    title = _LINK_TITLES.get(name, name.replace("-", " ").capitalize())
+    return FormLink(form=name, title=title, danger=FORMS[name].danger)

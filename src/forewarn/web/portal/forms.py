@@ -23,7 +23,7 @@ from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.core.scope import scope_name
 from forewarn.errors import Conflict, NotFound, Rejected, Unavailable
-from forewarn.web.errors import status_and_message
+from forewarn.web.errors import Surface, status_and_message
 from forewarn.web.pipeline import authorize_and_parse, run_route
 from forewarn.web.portal.browser_security import require_csrf_token
 from forewarn.web.portal.confirmation import IdempotencyKeys, confirmation_page
@@ -31,7 +31,6 @@ from forewarn.web.portal.context import PORTAL_PREFIX, CurrentSession, PageAuthe
 from forewarn.web.portal.form_catalog import FORMS
 from forewarn.web.portal.form_definition import FREE_TEXT_SUFFIX, FieldKind, Form, FormField, FormValues
 from forewarn.web.portal.rendering import page_response, run_page_request
-from forewarn.web.remedies import Surface
 from forewarn.web.request_keys import request_key
 from forewarn.web.request_parsing import HandlerCall, read_limited_body
 from forewarn.web.routing import everything

@@ -15,7 +15,7 @@ from itertools import groupby
 from urllib.parse import quote, urlencode
 
 from forewarn.base.wording import scope_name_from_id
-from forewarn.core.explain.vm_state import VmState
+from forewarn.core.explain.explanation import VmState
 from forewarn.core.scope import scope_name_of_vm
 from forewarn.web.authorization import VisibleDirectory
 from forewarn.web.portal.context import FLEET_PATH, PORTAL_PREFIX, PortalContext

@@ -14,15 +14,13 @@ from forewarn.core.scope import scope_name_of_vm
 from forewarn.web.polling_report import iterate_cooperatively
 from forewarn.web.portal.context import PortalContext
 from forewarn.web.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
-from forewarn.web.portal.filters import require_choice
-from forewarn.web.portal.form_links import FormLink, form_links_for_host
-from forewarn.web.portal.pagination import PageNumber, PageQuery, items_on_page
+from forewarn.web.portal.filters import PageNumber, PageQuery, items_on_page, require_choice
+from forewarn.web.portal.form_catalog import FormLink, form_links_for_host
 from forewarn.web.portal.status_card import EventStatusCard, next_event_card
 from forewarn.web.portal.vm_grid import VmCell, vm_cell
 from forewarn.web.queries import events_on_host
 from forewarn.web.request_parsing import HandlerCall, StrictBody
-from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import BaseView, EventView
+from forewarn.web.views import BaseView, EventView, ViewBuilder
 
 _MAX_HOSTS_PER_PAGE = 20
 _VMS_PER_PAGE = 15  # on the page of one host

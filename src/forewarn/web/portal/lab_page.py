@@ -9,8 +9,7 @@ from forewarn.core.event import EventState
 from forewarn.core.history import EntryKind
 from forewarn.core.limits import HistorySeq
 from forewarn.web.context import RequestContext
-from forewarn.web.fault_views import FaultView, StormView
-from forewarn.web.lab_views import read_faults, read_replays
+from forewarn.web.faults import FaultView, StormView, read_faults, read_replays
 from forewarn.web.portal.export import ExportTable
 from forewarn.web.portal.form_catalog import DoneMessageQuery, done_message
 from forewarn.web.portal.history_page import vm_entry_url

@@ -22,13 +22,11 @@ from forewarn.core.access import Right
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.errors import Forbidden, ForewarnError, Rejected, Unauthenticated
 from forewarn.web.context import RequestContext
-from forewarn.web.errors import RETRY_AFTER_BY_STATUS, status_and_message
+from forewarn.web.errors import RETRY_AFTER_BY_STATUS, Surface, status_and_message
 from forewarn.web.portal.context import PORTAL_PREFIX, PageAuthenticator, PortalContext
-from forewarn.web.portal.live_changes import ChangeBatch
-from forewarn.web.portal.live_updates import LiveSubscriber, LiveUpdateHub, PendingUpdates
+from forewarn.web.portal.live_updates import ChangeBatch, LiveSubscriber, LiveUpdateHub, PendingUpdates
 from forewarn.web.portal.polling_monitor import ChangedScopes
 from forewarn.web.portal.rendering import render_hold
-from forewarn.web.remedies import Surface
 
 KEEP_ALIVE_MESSAGE = b"event: alive\ndata: {}\n\n"  # no comment: scripts must see it to notice a dead connection
 SIGNED_OUT_MESSAGE = b'event: over\ndata: {"text":"You are signed out."}\n\n'

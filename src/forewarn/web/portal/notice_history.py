@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from forewarn.base.times import LabTime
 from forewarn.core.event import Event
-from forewarn.core.explain.phrases import started_without_notice
+from forewarn.core.explain.explanation import started_without_notice
 
 KEPT_S = 7 * 86_400  # sums that are older are dropped
 START_REASONS = ("approved", "due", "without_notice", "early")  # why an event started; early must not happen

@@ -14,7 +14,7 @@ from forewarn.base.times import Timestamp, timestamp
 from forewarn.base.wording import scope_name_from_id
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
-from forewarn.core.explain.phrases import event_kind_text, join_names
+from forewarn.core.explain.explanation import event_kind_text, join_names
 from forewarn.core.request import RolloutTally
 from forewarn.core.waves import rollout_target_text
 from forewarn.protocol.dates import iso_date
@@ -33,8 +33,7 @@ from forewarn.web.portal.rollout_index import RolloutTracker
 from forewarn.web.portal.rollout_pages import PROGRESS_PARTS, ProgressPart
 from forewarn.web.portal.status_card import may_approve_event
 from forewarn.web.request_parsing import HandlerCall, StrictBody
-from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import BaseView
+from forewarn.web.views import BaseView, ViewBuilder
 
 MAX_EVENTS = 6  # of each list
 _MAX_PER_REQUEST = 3  # events of one request in the list of the next ones

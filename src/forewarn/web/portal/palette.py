@@ -21,18 +21,17 @@ from starlette.routing import BaseRoute, Route
 from forewarn.base.wording import scope_name_from_id
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
-from forewarn.core.explain.phrases import event_kind_text, join_names
+from forewarn.core.explain.explanation import event_kind_text, join_names
 from forewarn.core.fleet import Vm
 from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
 from forewarn.core.waves import rollout_target_text
-from forewarn.web.errors import status_and_message
+from forewarn.web.errors import Surface, status_and_message
 from forewarn.web.portal.context import PORTAL_PREFIX, PageAuthenticator, PortalContext
 from forewarn.web.portal.form_catalog import EVENT_FORMS, FORMS, VM_FORMS
 from forewarn.web.portal.form_definition import FieldKind, Form
 from forewarn.web.portal.navigation import SUBPAGES, pages_for
 from forewarn.web.portal.states import event_state, state_label
 from forewarn.web.queries import event_lists_vm
-from forewarn.web.remedies import Surface
 from forewarn.web.request_parsing import HandlerCall, StrictBody, unique_query_params
 from forewarn.web.routing import listing
 from forewarn.web.views import BaseView

@@ -25,13 +25,12 @@ from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.core.scope import scope_title_from_id
 from forewarn.errors import Unauthenticated
 from forewarn.web.context import RequestContext
-from forewarn.web.errors import status_and_message
-from forewarn.web.fault_views import FaultView
+from forewarn.web.errors import Surface, status_and_message
+from forewarn.web.faults import FaultView
 from forewarn.web.pipeline import run_request
 from forewarn.web.portal.context import FLEET_PATH, PORTAL_PREFIX, CurrentSession, PageAuthenticator, PortalContext
 from forewarn.web.portal.navigation import current_page, pages_for
 from forewarn.web.portal.states import event_state, state_class, state_element, state_label, vm_state_labels
-from forewarn.web.remedies import Surface
 
 NO_VALUE = Markup('<span class="none">—</span>')  # in place of a missing value; the cards of a phone leave it out
 

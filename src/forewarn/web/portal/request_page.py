@@ -17,8 +17,8 @@ from forewarn.protocol.dates import iso_date
 from forewarn.web.context import RequestContext
 from forewarn.web.portal.context import PORTAL_PREFIX
 from forewarn.web.portal.export import ExportTable
+from forewarn.web.portal.filters import PageNumber, items_on_page
 from forewarn.web.portal.form_catalog import DoneMessageQuery, done_message
-from forewarn.web.portal.pagination import PageNumber, items_on_page
 from forewarn.web.portal.status_card import EventStatusCard, may_approve_event, next_event_card
 from forewarn.web.portal.timeline_chart import (
     EventRow,
@@ -29,9 +29,8 @@ from forewarn.web.portal.timeline_chart import (
     window_for_rows,
 )
 from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.request_views import request_events, request_status
-from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import BaseView, RequestStatusView
+from forewarn.web.requests import request_events, request_status
+from forewarn.web.views import BaseView, RequestStatusView, ViewBuilder
 
 MAX_EXPORTED_EVENTS = 100
 EVENTS_PER_PAGE = 15

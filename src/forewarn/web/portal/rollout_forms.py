@@ -8,7 +8,7 @@ from forewarn.core.event import EventState
 from forewarn.core.request import ROLLOUT_CAUSES
 from forewarn.errors import Refused, Rejected
 from forewarn.web.context import RequestContext
-from forewarn.web.portal import form_previews
+from forewarn.web.portal import form_definition
 from forewarn.web.portal.context import PORTAL_PREFIX
 from forewarn.web.portal.form_definition import (
     NOTICE_FIELD,
@@ -133,7 +133,7 @@ def _rollout_change_form(
         done_message=done_message,
         result_url=rollout_url,
         fields=(_ROLLOUT_FIELD,),
-        preview=form_previews.rollout_change_preview(description),
+        preview=form_definition.rollout_change_preview(description),
         danger=danger,
     )
 

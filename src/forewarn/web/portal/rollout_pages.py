@@ -17,14 +17,13 @@ from forewarn.base.wording import first_names, scope_name_from_id
 from forewarn.control.rollouts import RolloutSnapshot
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.fleet import Vm
-from forewarn.core.request import RolloutState, RolloutTally
+from forewarn.core.request import MaintenanceRequest, RolloutState, RolloutTally
 from forewarn.core.scope import Scope, scope_name
 from forewarn.errors import Rejected
 from forewarn.web.context import RequestContext
 from forewarn.web.portal.export import ExportTable
-from forewarn.web.portal.filters import FilterChoice, UnknownFilter
+from forewarn.web.portal.filters import FilterChoice, UnknownFilter, items_on_page
 from forewarn.web.portal.form_catalog import done_message
-from forewarn.web.portal.pagination import items_on_page
 from forewarn.web.portal.request_page import (
     EVENTS_PER_PAGE,
     MAX_EXPORTED_EVENTS,
@@ -32,14 +31,51 @@ from forewarn.web.portal.request_page import (
     RequestTimeline,
     request_timeline,
 )
-from forewarn.web.portal.rollout_health import RolloutCheckRow, rollout_check_rows
 from forewarn.web.portal.states import state_label
 from forewarn.web.portal.status_card import EventStatusCard, next_event_card
 from forewarn.web.portal.wave_diagram import WaveDiagram, diagram_of_rollout
 from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.request_views import read_rollouts, rollout_fields_from_snapshot
-from forewarn.web.rollout_views import RolloutView
+from forewarn.web.requests import RolloutView, read_rollouts, rollout_fields_from_snapshot
 from forewarn.web.views import BaseView
+
+# The health checks of a rollout on its page: what they demand, and what was measured last.
+
+_MAX_MEASUREMENTS = 500  # of all checks of a rollout that are read
+_MAX_RECENT = 10  # of one check that are shown
+
+
+class RecentMeasurement(BaseView, frozen=True, kw_only=True):
+    """One of the latest measurements of a health check of a rollout. Field names are JSON keys."""
+
+    at: Timestamp
+    outcome: str  # good, bad, unclear or error
+    text: str  # what was seen, for people
+
+
+class RolloutCheckRow(BaseView, frozen=True, kw_only=True):
+    """A health check of a rollout with its latest measurements. Field names are JSON keys."""
+
+    name: str  # unique in the rollout
+    demand: str  # what it demands, for people
+    recent: tuple[RecentMeasurement, ...]  # at most ten, the newest first; (): not measured recently
+
+
+def rollout_check_rows(context: RequestContext, request: MaintenanceRequest) -> tuple[RolloutCheckRow, ...]:
+    if request.rollout is None or not request.rollout.checks:
+        return ()
+    newest_first = context.store.measurements(request.id, limit=_MAX_MEASUREMENTS)[::-1]
+    return tuple(
+        RolloutCheckRow(
+            name=check.name,
+            demand=check.what,
+            recent=tuple(
+                RecentMeasurement(at=timestamp(found.at), outcome=found.outcome, text=found.text)
+                for found in [found for found in newest_first if found.check == check.name][:_MAX_RECENT]
+            ),
+        )
+        for check in request.rollout.checks
+    )
+
 
 # Parts of a progress bar, in order; also members of RolloutTally and CSV columns.
 PROGRESS_PARTS = ("done", "failed", "withdrawn", "not_needed", "started", "scheduled", "waiting")

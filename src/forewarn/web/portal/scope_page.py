@@ -14,13 +14,12 @@ from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.store.interface import LastPoll
 from forewarn.web.portal.context import PortalContext
 from forewarn.web.portal.export import MAX_EXPORT_ROWS, ExportTable
-from forewarn.web.portal.form_links import FormLink, form_links_for_scope
-from forewarn.web.portal.pagination import PageQuery, items_on_page
+from forewarn.web.portal.filters import PageQuery, items_on_page
+from forewarn.web.portal.form_catalog import FormLink, form_links_for_scope
 from forewarn.web.portal.status_card import EventStatusCard, next_event_card
 from forewarn.web.portal.vm_grid import VmBlockView, vm_block_view
 from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import BaseView, EventView
+from forewarn.web.views import BaseView, EventView, ViewBuilder
 
 _MAX_PAST_EVENTS = 20
 _MAX_REMOVED_VMS = 20

@@ -12,7 +12,7 @@ from forewarn.web.portal.context import PORTAL_PREFIX
 from forewarn.web.portal.form_definition import NOTICE_FIELD, FieldKind, Form, FormField, FormValues
 from forewarn.web.portal.rollout_forms import BLACKOUTS_FIELD, IMPACT_FIELD, WINDOWS_FIELD, window_members
 from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.standing_order_views import NewStandingOrder, read_standing_order
+from forewarn.web.standing_order import NewStandingOrder, read_standing_order
 
 
 def _order_body(context: RequestContext, values: FormValues) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from forewarn.base.duration import format_duration
 from forewarn.core.windows import blackout_text, window_text
 from forewarn.web.context import RequestContext
 from forewarn.web.portal.export import ExportTable
+from forewarn.web.portal.filters import PageNumber, items_on_page
 from forewarn.web.portal.form_catalog import DoneMessageQuery, done_message
-from forewarn.web.portal.pagination import PageNumber, items_on_page
 from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.standing_order_views import HostVisitView, StandingOrderView, read_standing_order
+from forewarn.web.standing_order import HostVisitView, StandingOrderView, read_standing_order
 from forewarn.web.views import BaseView
 
 _HOSTS_PER_PAGE = 20

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 from markupsafe import Markup
 
 from forewarn.core.event import Ending, EventState
+from forewarn.core.explain.explanation import VmState
 from forewarn.core.explain.polling import EventAwareness, PollingState
-from forewarn.core.explain.vm_state import VmState
 from forewarn.core.fleet import HostHealth
 from forewarn.core.health import CheckOutcome
 from forewarn.core.history import EntryKind

@@ -12,7 +12,7 @@ from forewarn.base.times import Timestamp, timestamp
 from forewarn.core.access import Right
 from forewarn.core.cause import verb_noun
 from forewarn.core.event import Ending, Event, EventState
-from forewarn.core.explain.phrases import ending_text, event_kind_text, join_names, started_without_notice
+from forewarn.core.explain.explanation import ending_text, event_kind_text, join_names, started_without_notice
 from forewarn.core.lifecycle import awaits_approval
 from forewarn.core.release import WaitReason
 from forewarn.core.resource_ids import ROOT_RESOURCE
@@ -20,8 +20,7 @@ from forewarn.web.context import RequestContext
 from forewarn.web.portal.states import event_state
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.routing import named_event
-from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import BaseView
+from forewarn.web.views import BaseView, ViewBuilder
 
 
 class EventStatusCard(BaseView, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from functools import partial
 
 from forewarn.base.times import Timestamp, timestamp
 from forewarn.core.event import Event, EventState
-from forewarn.core.explain.phrases import event_kind_text
+from forewarn.core.explain.explanation import event_kind_text
 from forewarn.protocol.dates import iso_date
 from forewarn.protocol.document import Kind
 from forewarn.web.context import RequestContext
@@ -42,8 +42,7 @@ from forewarn.web.portal.timeline_chart import (
 )
 from forewarn.web.queries import event_lists_vm
 from forewarn.web.request_parsing import HandlerCall, StrictBody
-from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import BaseView
+from forewarn.web.views import BaseView, ViewBuilder
 
 _MAX_EVENTS_READ = 2_000  # per query of the store
 _MAX_EVENTS_READ_FILTERED = 20_000  # if a filter, or what the user may see, leaves out some of them

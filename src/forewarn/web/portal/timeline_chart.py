@@ -21,13 +21,12 @@ from markupsafe import Markup
 from forewarn.base.duration import duration_text, parse_duration
 from forewarn.base.times import Timestamp, parse_time, timestamp
 from forewarn.core.event import Event
-from forewarn.core.explain.phrases import event_kind_text, join_names, notice_phrases, started_without_notice
+from forewarn.core.explain.explanation import event_kind_text, join_names, notice_phrases, started_without_notice
 from forewarn.core.scope import Scope, scope_name
 from forewarn.errors import Rejected
 from forewarn.web.portal.rendering import format_utc, render_template
 from forewarn.web.portal.states import event_state, state_class
-from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import BaseView
+from forewarn.web.views import BaseView, ViewBuilder
 
 # The spans that the page offers as links, in seconds; the query may give any other from a minute to 31 days.
 OFFERED_SPANS = {

@@ -6,22 +6,19 @@ import re
 
 from forewarn.base.times import Timestamp, timestamp
 from forewarn.core.event import EventState
-from forewarn.core.explain.explanation import Explanation
-from forewarn.core.explain.vm_state import vm_state
+from forewarn.core.explain.explanation import Explanation, vm_state
 from forewarn.core.fleet import Vm
 from forewarn.core.resource_ids import vm_resource_id
 from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.web.context import RequestContext
-from forewarn.web.explanations import explain_vm
-from forewarn.web.fault_views import FaultView
-from forewarn.web.lab_views import read_faults
+from forewarn.web.explain import explain_vm
+from forewarn.web.faults import FaultView, read_faults
 from forewarn.web.portal.export import ExportTable
-from forewarn.web.portal.form_links import FormLink, form_links_for_vm
+from forewarn.web.portal.form_catalog import FormLink, form_links_for_vm
 from forewarn.web.portal.status_card import EventStatusCard, next_event_card
 from forewarn.web.queries import event_lists_vm
 from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.view_builder import ViewBuilder, vm_supervisor_view
-from forewarn.web.views import BaseView, EventView, VmSupervisorView, VmView
+from forewarn.web.views import BaseView, EventView, ViewBuilder, VmSupervisorView, VmView, vm_supervisor_view
 
 _MAX_PAST_EVENTS_READ = 500  # of its scope, to find those of the VM
 _MAX_PAST_EVENTS = 20
