@@ -90,10 +90,13 @@ def test_a_scope_is_disabled_after_a_day_without_polls(guest: Any) -> None:
     ("options", "message"),
     [
         ({"vms": "web-0"}, r"vms is the text 'web-0': give a list of names, as in vms=\['web-0'\]"),
+        ({"vms": 3}, r"vms is 3: give a list of names, as in vms=\['web-0'\]"),
+        ({"spot": ["a", 1]}, r"spot is \['a', 1\]: give a list of names"),
         ({"vms": ["a"], "fleet": "x.toml"}, "not both: leave one out"),
         ({"fleet": "nowhere.toml"}, "fleet file 'nowhere.toml' cannot be read"),
         ({"vms": ["a", "a"]}, "'a'"),
         ({"enablement": "often"}, "enablement 'often' does not exist: choose from on-request, always"),
+        ({"at": "2026-01-05"}, "at is '2026-01-05': give a time"),
         ({"at": datetime(2026, 1, 5)}, "2026-01-05T00:00:00 has no time zone"),  # noqa: DTZ001
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -62,9 +62,11 @@ def fleet_file_text(vms: Sequence[str], *, spot: Sequence[str] = (), availabilit
     return "\n".join(_fleet_tables(names, set(spot), availability_set, set_size=len(vms)))
 
 
-def _name_list(parameter: str, names: Sequence[str]) -> tuple[str, ...]:
+def _name_list(parameter: str, names: object) -> tuple[str, ...]:
     if isinstance(names, str):
         raise Rejected(f"{parameter} is the text {names!r}: give a list of names, as in {parameter}=[{names!r}]")
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise Rejected(f"{parameter} is {names!r}: give a list of names, as in {parameter}=['web-0']")
     return tuple(names)
 
 

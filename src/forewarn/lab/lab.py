@@ -513,10 +513,12 @@ class Lab:
             raise error.with_traceback(None) from None  # the test's mistake: frames of the service would not help
 
 
-def _start_time(at: datetime | None) -> float:
+def _start_time(at: object) -> float:
     """The given time, or the current one as a whole second, because documents show whole seconds."""
     if at is None:
         return float(int(read_real_time()))
+    if not isinstance(at, datetime):
+        raise Rejected(f"at is {at!r}: give a time, as in datetime(2026, 1, 5, 12, tzinfo=UTC)")
     if at.tzinfo is None:
         raise Rejected(f"{at.isoformat()} has no time zone: give one, as in datetime(2026, 1, 5, 12, tzinfo=UTC)")
     return at.timestamp()
