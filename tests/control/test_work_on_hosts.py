@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from forewarn.control.fleet import FleetChange
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.fleet import PowerState, Vm
@@ -83,6 +84,17 @@ def test_an_event_whose_vms_have_all_left_the_host_is_not_needed(world: World) -
     assert (event.status, event.ending) == (EventState.OVER, Ending.NOT_NEEDED)
     assert event.reason == "db is no longer on h1"
     assert tally(world, request).not_needed == 1
+
+
+def test_an_event_whose_vm_was_removed_and_added_again_does_not_say_that_it_left_the_host(world: World) -> None:
+    request = start_rollout(world)
+    for change in (FleetChange(removed=(world.vm("db"),)), FleetChange(vms=(a_vm("db", host="h1", vm_id="another"),))):
+        world.do(world.control.fleet.apply_change(change, who="ann"))
+    world.settle()
+
+    first, own = [event for event in world.store.events(request_id=request.id) if event.vms == ("db",)]
+    assert (first.ending, first.reason) == (Ending.NOT_NEEDED, "none of its VMs exists any more")
+    assert own.status is EventState.SCHEDULED
 
 
 def test_events_behind_the_gate_of_a_host_do_not_wait_for_one_that_is_not_needed(world: World) -> None:

@@ -139,8 +139,10 @@ def _withdraw_without_vms(scope: Scope, event: Event, now: float) -> Scope:
     """Withdraw an event that affects no VM; if its VMs have left its host, it is not needed (spec §6.4)."""
     reason, ending = "none of its VMs exists any more", Ending.WITHDRAWN
     if _is_work_on_host(event):
-        reason = f"{first_names(event.vms)} {'is' if len(event.vms) == 1 else 'are'} no longer on {event.host}"
         ending = Ending.NOT_NEEDED
+        # A VM that was added again under its name is on that host, perhaps, and another one.
+        if not all(name in event.removed_vms and scope.vm(name) for name in event.vms):
+            reason = f"{first_names(event.vms)} {'is' if len(event.vms) == 1 else 'are'} no longer on {event.host}"
     return lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=now, ending=ending)
 
 

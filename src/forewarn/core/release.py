@@ -71,10 +71,12 @@
 #   that does not change, and made approvals in a cluster about a fifth faster. It needed a memory of what each gate
 #   waits for, and that memory was wrong after a write that the store gave up waiting for and saved later: it was taken
 #   for one that did not happen, and the gate slept until NotBefore. Waiting for the decisions under way instead let a
-#   steady stream of approvals delay a pass. To get that speed safely, conclude nothing from an answer: a late write is
-#   announced by `on_commit` too. A set of gates to look at, fed by `on_commit` alone and emptied before the events
-#   behind them are read, and filled with every closed gate at the start of a process, would need no write and no
-#   knowledge of unconfirmed writes. Not built: every writer of the store would have to be in the process that decides.
+#   steady stream of approvals delay a pass. To get that speed safely, the two things that a wake does must be kept. It
+#   has the gate looked at again: an approval may leave that out if another event behind the gate is not approved, and
+#   its NotBefore is not before the gate's next look. And it raises the gate's version, on which a decision conflicts
+#   that has read the events before: without that, a gate's commit would have to say which events are approved behind it.
+#   Both are safe only as conditions in the transaction of the commit, which sees every write before it, confirmed or
+#   not; `on_commit` comes too late. Not built: two more conditions of commits in each store, for one kind of write.
 
 from __future__ import annotations
 
