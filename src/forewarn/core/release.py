@@ -74,7 +74,7 @@
 #   steady stream of approvals delay a pass. To get that speed safely, the two things that a wake does must be kept. It
 #   has the gate looked at again: an approval may leave that out if another event behind the gate is not approved, and
 #   its NotBefore is not before the gate's next look. And it raises the gate's version, on which a decision conflicts
-#   that has read the events before: without that, a gate's commit would have to say which events are approved behind it.
+#   that has read the events before: without that, a gate's commit would have to name the approved events behind it.
 #   Both are safe only as conditions in the transaction of the commit, which sees every write before it, confirmed or
 #   not; `on_commit` comes too late. Not built: two more conditions of commits in each store, for one kind of write.
 
