@@ -50,8 +50,7 @@ def restore(call: Invocation, file: Path, change_purpose: bool) -> None:
     """Replace a stopped service's store with a backup.
 
     The old store is moved aside, never deleted. Every scope gets a new epoch, and DocumentIncarnation continues above
-    every number that VMs may have seen. A backup of a lab does not replace a production store, nor the
-    reverse, without --change-purpose.
+    every number that VMs may have seen.
     """
     with require_server_extra("restore"):
         from forewarn.base.clock import read_real_time

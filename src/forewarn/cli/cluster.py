@@ -26,9 +26,8 @@ def cluster() -> None:
 def init(call: Invocation, directory: Path, hosts: tuple[str, ...]) -> None:
     """Make the secrets of a new cluster in DIR, a new directory.
 
-    Copy DIR to every control node, readable by its user only, and name it with --secrets. It has the CA of the
-    API's certificates, the key of access tokens, the administrator's secret, and nats.conf with a user for the control
-    nodes and for the node of each host.
+    Copy DIR to every control node, readable by its user only, and name it with --secrets. For the NATS servers it has
+    nats.conf.
 
     \b
     forewarn cluster init /etc/forewarn/secrets --host h1 --host h2

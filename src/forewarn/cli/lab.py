@@ -34,8 +34,8 @@ def lab() -> None:
 def vms(call: Invocation, detach: bool, slirp: bool, api: str | None) -> None:
     """Start two hosts and two small real VMs, with a service and its portal.
 
-    QEMU runs the guests, which consist of Debian's kernel and BusyBox. They poll 169.254.169.254, and approve their
-    own events five seconds after they see them. Maintenance really happens to them.
+    The guests, Debian's kernel and BusyBox in QEMU, poll 169.254.169.254, and approve their own events five seconds
+    after they see them.
 
     \b
     forewarn lab vms
@@ -78,10 +78,7 @@ def _removed_text(ended: int) -> str:
 @lab.command()
 @local_command
 def down(call: Invocation) -> None:
-    """End the lab with real VMs, and remove what it created.
-
-    Stops the service, ends the guests, and removes their network, disks, events and history.
-    """
+    """End the lab with real VMs: its service, guests, network, disks, events and history."""
     with require_server_extra("lab down"):
         old = _lab(call, taps=os.geteuid() == 0)
     has_lab = old.marker_file.exists()

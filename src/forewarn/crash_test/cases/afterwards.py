@@ -127,8 +127,7 @@ CASES: tuple[Case, ...] = (
     Case(
         id="afterwards-withdrawn",
         title="The event is withdrawn before it starts.",
-        reason="The platform can withdraw an event that it has announced. A handler that can prepare and not recover "
-        "stays prepared for an event that never comes.",
+        reason="A handler that can prepare and not recover stays prepared for an event that never comes.",
         sources=("aws/aws-node-termination-handler#61", "https://github.com/microsoft/ai4s-jobq"),
         profiles=OBSERVED,
         severity=Severity.LOSES_WORK,

@@ -77,8 +77,8 @@ CASES: tuple[Case, ...] = (
     Case(
         id="notice-30s",
         title="A Spot VM is evicted with a notice of 30 seconds.",
-        reason="Thirty seconds is all the notice that an eviction has. A handler that polls every 15 or 60 seconds "
-        "uses up half of it, or all of it, before it sees the event.",
+        reason="A handler that polls every 15 or 60 seconds uses up half of this notice, or all of it, before it sees "
+        "the event.",
         sources=("taskcluster/taskcluster#7916", "https://github.com/webdevops/azure-scheduledevents-manager"),
         profiles=SPOT,
         severity=Severity.LOSES_WORK,
@@ -106,8 +106,8 @@ CASES: tuple[Case, ...] = (
     Case(
         id="notice-just-after-a-poll",
         title="An eviction is announced right after a poll, and the VM is gone ten seconds later.",
-        reason="This is the worst moment for a handler: a whole poll interval passes before it can see the event. A "
-        "worker was lost this way eight seconds after a poll.",
+        reason="A whole poll interval passes before the handler can see the event. A worker was lost this way eight "
+        "seconds after a poll.",
         sources=("mozilla/translations#400", "taskcluster/taskcluster#7916"),
         profiles=SPOT,
         severity=Severity.LOSES_WORK,
@@ -147,8 +147,8 @@ CASES: tuple[Case, ...] = (
     Case(
         id="notice-none",
         title="The host fails: the event is Started when it first appears, and the VM moves at once.",
-        reason="A failed host gives no notice. The event is never Scheduled, and its NotBefore is empty. A handler "
-        "that waits for Scheduled never sees it; one that needs the date stops.",
+        reason="The event is never Scheduled, and its NotBefore is empty. A handler that waits for Scheduled never "
+        "sees it; one that needs the date stops.",
         sources=("Azure/AKS#3719", DOCUMENTATION),
         profiles=OBSERVED,
         severity=Severity.LOSES_WORK,

@@ -139,7 +139,7 @@ CASES: tuple[Case, ...] = (
     *_reading(
         "html",
         "Polls are answered with 200 and an HTML page for six seconds.",
-        "A web proxy between VM and service answers with its own page and status 200. The page is not a document.",
+        "A web proxy between VM and service answers with its own page and status 200.",
         ("SUSE/susecloud-repocheck#22", "signalfx/signalfx-agent#1625"),
         announce_after(answers.html_page),
         ENDURES,

@@ -110,7 +110,7 @@ CASES: tuple[Case, ...] = (
     Case(
         id="survival-killed-before-delivery",
         title="The handler is killed right after the event was published, and starts again.",
-        reason="A handler can restart at any moment. After its start it must find an event that it has never seen.",
+        reason="After its start a handler must find an event that it has never seen.",
         sources=("taskcluster/taskcluster#6805", _MEMORY_ONLY),
         profiles=OBSERVED,
         severity=Severity.LOSES_WORK,

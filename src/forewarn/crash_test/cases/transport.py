@@ -157,7 +157,7 @@ CASES: tuple[Case, ...] = (
     *_transport(
         "redirect",
         "Polls are redirected to a page that does not exist, for six seconds.",
-        "A network with a sign-in page redirects every request to it. That page is not a document.",
+        "A network with a sign-in page redirects every request to it.",
         ("https://www.rfc-editor.org/rfc/rfc9110#section-15.4",),
         announce_after(answers.redirect),
         is_rare=True,

@@ -178,8 +178,7 @@ CASES: tuple[Case, ...] = (
     Case(
         id="whom-three-at-once",
         title="Each of the three VMs of a set has its own event at the same time.",
-        reason="One document can have events of several VMs. A handler must act for its own VM, and leave the "
-        "others to theirs.",
+        reason="A handler must act for its own VM, and leave the others to theirs.",
         sources=(
             "Azure-Samples/virtual-machines-scheduled-events-discover-endpoint-for-non-vnet-vm#11",
             DOCUMENTATION,
