@@ -83,9 +83,11 @@ def test_nothing_is_published_before_a_check_is_good(world: World, prober: FakeP
     assert scheduled(world) == []
     assert "check 'shop' is" in world.rollout(request.id).unclear
     assert world.rollout(request.id).progress is RolloutState.RUNNING
+    assert world.control.rollouts.forecast_of(request, world.rollout(request.id)).ends_at is None
     prober.outcomes["shop"] = CheckOutcome.GOOD
     world.advance(60)
     assert scheduled(world) == ["web-0"]
+    assert world.control.rollouts.forecast_of(request, world.rollout(request.id)).ends_at is not None
     assert world.rollout(request.id).unclear == ""
     texts = [entry.text for entry in world.store.history(request_id=request.id)]
     assert sum("publishes nothing for now" in text for text in texts) == 1

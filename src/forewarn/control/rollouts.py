@@ -680,7 +680,9 @@ class RolloutService:
             self._store.planned(request_id=request.id),
             now=now,
             act_s=act_s + self._transactions.policy.settle_s,
-            goes_on=rollout.progress is RolloutState.RUNNING and (self.hold is None or ignores_hold),
+            goes_on=rollout.progress is RolloutState.RUNNING
+            and not rollout.unclear
+            and (self.hold is None or ignores_hold),
             budgets=self._budgets.ledger(),
             windows=self._calendars.windows_at(now + request.notice_s),
             shared=snapshot.shared,
