@@ -90,7 +90,7 @@ def test_polls_and_deliveries_reach_the_active_node() -> None:
 def test_a_node_that_stops_sends_the_report_again_that_was_not_answered_yet() -> None:
     async def scenario(world: ClusterWorld) -> None:
         node = await world.start_node("h1")
-        world.broker.lose_subject(Subjects().seen("h1"))
+        world.broker.lose_subject(Subjects().report("h1"))
         for _ in range(3):
             await world.poll(node, "web-0")
         await asyncio.sleep(2 * SEEN_INTERVAL_S)  # these polls are in a report that is sent again and again

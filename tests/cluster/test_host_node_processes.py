@@ -295,8 +295,8 @@ def test_a_node_in_a_data_directory_that_is_in_use_ends_with_one_sentence(cluste
 
 def test_a_stopped_node_says_so_and_ends_with_success(cluster: RealCluster) -> None:
     assert cluster.h2.stop() == 0
-    (left,) = (n for n in cluster.service.api("GET", "/service").json["nodes"] if n["host"] == "h2")
-    assert left["left"]
+    (stopped,) = (n for n in cluster.service.api("GET", "/service").json["nodes"] if n["host"] == "h2")
+    assert stopped["stopped"]
     cluster.h2.start()
 
 

@@ -58,10 +58,10 @@ def test_messages_arrive_in_order_and_requests_are_answered(server: NatsServer) 
         one, other = await connect(server, "one"), await connect(server, "other")
         received: list[bytes] = []
         await other.subscribe("forewarn.host.h1", lambda message: received.append(message.payload))
-        await other.subscribe("forewarn.ask.*", lambda message: message.respond(message.subject.encode()))
+        await other.subscribe("forewarn.request.*", lambda message: message.respond(message.subject.encode()))
         for number in range(1000):
             one.publish("forewarn.host.h1", str(number).encode())
-        assert await one.request("forewarn.ask.h7", b"x", timeout_s=2) == b"forewarn.ask.h7"
+        assert await one.request("forewarn.request.h7", b"x", timeout_s=2) == b"forewarn.request.h7"
         await wait_for(lambda: len(received) == 1000)
         assert received == [str(number).encode() for number in range(1000)]
         await one.close()
@@ -75,11 +75,11 @@ def test_a_request_without_a_receiver_fails_at_once_and_one_without_an_answer_in
         bus = await connect(server)
         began = time.monotonic()
         with pytest.raises(NoResponders):
-            await bus.request("forewarn.ask.h7", b"x", timeout_s=5)
+            await bus.request("forewarn.request.h7", b"x", timeout_s=5)
         assert time.monotonic() - began < 4
-        await bus.subscribe("forewarn.ask.h7", lambda message: None)
+        await bus.subscribe("forewarn.request.h7", lambda message: None)
         with pytest.raises(NoAnswer, match=r"no answer on 'forewarn\.ask\.h7' within 0\.2 s"):
-            await bus.request("forewarn.ask.h7", b"x", timeout_s=0.2)
+            await bus.request("forewarn.request.h7", b"x", timeout_s=0.2)
         await bus.close()
 
     run(scenario())
@@ -95,8 +95,8 @@ def test_a_repeated_request_accepts_the_late_answer_to_an_earlier_attempt(server
             if len(attempts) == 3:
                 attempts[0].respond(b"done")
 
-        await bus.subscribe("forewarn.ask.h7", answer_the_first_one)
-        assert await request_repeatedly(bus, "forewarn.ask.h7", b"x", within_s=20) == b"done"
+        await bus.subscribe("forewarn.request.h7", answer_the_first_one)
+        assert await request_repeatedly(bus, "forewarn.request.h7", b"x", within_s=20) == b"done"
         assert len(attempts) == 3
         await bus.close()
 
@@ -152,9 +152,9 @@ def test_a_user_without_permissions_is_refused_in_one_sentence(tmp_path: Path) -
                 "NATS does not permit 'client' to subscribe to 'forewarn.host.h7': give its user the permissions that "
                 "`forewarn cluster init` writes"
             )
-            bus.publish("forewarn.ask.h7", b"x")
+            bus.publish("forewarn.request.h7", b"x")
             await bus.flush()
-            await wait_for(lambda: "to publish on 'forewarn.ask.h7'" in bus.problem)
+            await wait_for(lambda: "to publish on 'forewarn.request.h7'" in bus.problem)
             await bus.close()
 
     run(scenario())
@@ -228,13 +228,13 @@ def test_the_permissions_of_a_node_are_enough_for_it_and_for_nothing_else(tmp_pa
                 name="node",
                 inbox=subjects.inbox("h7"),
             )
-            for subject in (subjects.ask("*"), subjects.seen("*")):
+            for subject in (subjects.request("*"), subjects.report("*")):
                 await service.subscribe(subject, lambda message: message.respond(b"yes"))
             await node.subscribe(subjects.act("h7"), lambda message: message.respond(b"done"))
             await node.subscribe(subjects.host("h7"), lambda message: None)
             await node.subscribe(subjects.heartbeat, lambda message: None)
-            assert await node.request(subjects.ask("h7"), b"?", timeout_s=5) == b"yes"
-            assert await node.request(subjects.seen("h7"), b"?", timeout_s=5) == b"yes"
+            assert await node.request(subjects.request("h7"), b"?", timeout_s=5) == b"yes"
+            assert await node.request(subjects.report("h7"), b"?", timeout_s=5) == b"yes"
             assert await service.request(subjects.act("h7"), b"?", timeout_s=5) == b"done"
             assert node.problem == ""
             with pytest.raises(Refused, match=r"forewarn\.host\.h8"):
@@ -261,8 +261,8 @@ def test_a_server_is_trusted_by_its_ca(tmp_path: Path, certificates: tuple[str, 
         with NatsServer(tmp_path, config=config) as server:
             url = f"tls://localhost:{server.port}"
             bus = await connect(server, url=url, ca=ca)
-            await bus.subscribe("forewarn.ask.h7", lambda message: message.respond(b"yes"))
-            assert await bus.request("forewarn.ask.h7", b"?", timeout_s=5) == b"yes"
+            await bus.subscribe("forewarn.request.h7", lambda message: message.respond(b"yes"))
+            assert await bus.request("forewarn.request.h7", b"?", timeout_s=5) == b"yes"
             await bus.close()
             with pytest.raises(Refused, match="cannot be trusted"):
                 await connect(server, url=url)
@@ -309,14 +309,14 @@ def test_a_connection_that_the_server_ended_for_good_is_opened_again(tmp_path: P
     async def scenario() -> None:
         with NatsServer(tmp_path, config=with_user) as server:
             bus = await connect(server, credentials=str(tmp_path / "credentials"))
-            await bus.subscribe("forewarn.ask.h7", lambda message: message.respond(b"yes"))
+            await bus.subscribe("forewarn.request.h7", lambda message: message.respond(b"yes"))
             server.configure(without)
             server.reload()
             await wait_for(lambda: not bus.is_connected)
             server.configure(with_user)
             server.reload()
             await wait_for(lambda: bus.is_connected, within_s=40)
-            assert await request_repeatedly(bus, "forewarn.ask.h7", b"?", within_s=10) == b"yes"
+            assert await request_repeatedly(bus, "forewarn.request.h7", b"?", within_s=10) == b"yes"
             await bus.close()
 
     run(scenario())

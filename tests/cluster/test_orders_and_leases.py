@@ -205,7 +205,7 @@ def test_a_node_that_has_shown_what_the_record_has_lost_gets_no_facts(shown: Rec
         world.term.record = RecordPosition("r1", 7, "h7")
         client = world.broker.connect("client")
         request = JoinRequest(NodeInfo("node-h2", 1, "0.2.0"), "h2", shown.number, shown.id, shown.hash)
-        asked = client.request("forewarn.ask.h2", encode_bus_message(request), timeout_s=1)
+        asked = client.request("forewarn.request.h2", encode_bus_message(request), timeout_s=1)
         if is_lost:
             with pytest.raises(NoAnswer):
                 await asked

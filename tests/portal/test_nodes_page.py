@@ -60,7 +60,7 @@ def host_node(host: str, **facts: Any) -> dict[str, Any]:
         "term": 7,
         "position": 1234,
         "clock_ahead_s": -0.04,
-        "left": False,
+        "stopped": False,
         **facts,
     }
 
@@ -160,7 +160,7 @@ def test_a_node_of_another_release_is_named(cluster: Cluster) -> None:
         ({}, "answering", None, ""),
         ({"clock_ahead_s": 3.21}, "answering", None, "Its clock differs by 3.2 s: let both machines synchronize"),
         ({"silent_s": 40.2}, "silent", REAL_TIME - 40, "If host h1 runs, look at the node's log there"),
-        ({"silent_s": 2.0, "left": True}, "stopped", REAL_TIME - 2, "It was stopped: start it again on host h1."),
+        ({"silent_s": 2.0, "stopped": True}, "stopped", REAL_TIME - 2, "It was stopped: start it again on host h1."),
     ],
 )
 def test_a_host_node_shows_its_state_and_what_to_do(

@@ -25,11 +25,11 @@ def test_each_node_may_use_its_own_subjects_only(tmp_path: Path) -> None:
     config = write_nats_config(tmp_path, ["H7", "rack.2", "control"])
     assert users(config)["control"] == {"publish": ["forewarn.>"], "subscribe": ["forewarn.>"]}
     assert users(config)["host-h7"] == {
-        "publish": ["forewarn.ask.h7", "forewarn.seen.h7"],
+        "publish": ["forewarn.request.h7", "forewarn.report.h7"],
         "subscribe": ["forewarn.heartbeat", "forewarn.host.h7", "forewarn.act.h7", "forewarn.inbox.h7.>"],
         "allow_responses": True,
     }
-    assert users(config)["host-rack%2E2"]["publish"] == ["forewarn.ask.rack%2E2", "forewarn.seen.rack%2E2"]
+    assert users(config)["host-rack%2E2"]["publish"] == ["forewarn.request.rack%2E2", "forewarn.report.rack%2E2"]
     assert config.stat().st_mode & 0o777 == 0o600
     assert host_credentials_path(tmp_path, "h7").read_text(encoding="utf-8").startswith("host-h7:")
 

@@ -140,13 +140,13 @@ class Subjects:
         """Return the subject on which the active control node sends updates and heartbeats to a host's node."""
         return f"{self.prefix}.host.{subject_token(host)}"
 
-    def ask(self, host: str) -> str:
+    def request(self, host: str) -> str:
         """Return the subject on which this host's node sends requests to the active control node."""
-        return f"{self.prefix}.ask.{host if host == '*' else subject_token(host)}"
+        return f"{self.prefix}.request.{host if host == '*' else subject_token(host)}"
 
-    def seen(self, host: str) -> str:
+    def report(self, host: str) -> str:
         """Return the subject on which this host's node sends its `SeenReport`s to the active control node."""
-        return f"{self.prefix}.seen.{host if host == '*' else subject_token(host)}"
+        return f"{self.prefix}.report.{host if host == '*' else subject_token(host)}"
 
     def act(self, host: str) -> str:
         """Return the subject on which the active control node sends orders and requests to a host's node."""
@@ -159,6 +159,6 @@ class Subjects:
     def host_node_permissions(self, host: str) -> dict[str, list[str]]:
         """Return the subjects that the bus must permit the node of this host, under "publish" and "subscribe"."""
         return {
-            "publish": [self.ask(host), self.seen(host)],
+            "publish": [self.request(host), self.report(host)],
             "subscribe": [self.heartbeat, self.host(host), self.act(host), f"{self.inbox(host)}.>"],
         }

@@ -194,7 +194,7 @@ class HostBackend:
         show: Callable[[Sequence[HostScope], RecordPosition], None],
         on_denied: Callable[[NodeDenied], None],
     ) -> None:
-        self._bus, self._subject, self._node_id = bus, subjects.ask(host), node_id
+        self._bus, self._subject, self._node_id = bus, subjects.request(host), node_id
         self._show, self._on_denied = show, on_denied
         self._ids = count(1)
         self._clock = clock

@@ -293,7 +293,7 @@ class HostNode:
 
     async def _request(self, message: JoinRequest | StatePartRequest) -> FromActive | None:
         """Send one request to the active node; None without an answer: the follower repeats it."""
-        subject = self._subjects.ask(self._config.host)
+        subject = self._subjects.request(self._config.host)
         try:
             return _decoded(await self._bus.request(subject, encode_bus_message(message), timeout_s=_REQUEST_S))
         except NoResponders:
@@ -422,7 +422,7 @@ class HostNode:
 
     async def _send_report(self, report: SeenReport, *, within_s: float) -> bool:
         self._unanswered = report
-        subject = self._subjects.seen(self._config.host)
+        subject = self._subjects.report(self._config.host)
         try:
             answer = _decoded(
                 await request_repeatedly(self._bus, subject, encode_bus_message(report), within_s=within_s)

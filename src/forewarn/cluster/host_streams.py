@@ -209,8 +209,8 @@ class HostStreams:
     async def start(self) -> None:
         """Answer host nodes, and send heartbeats in the background, until `close`."""
         for subject, handler in (
-            (self._subjects.ask("*"), self._on_ask),
-            (self._subjects.seen("*"), self._on_seen),
+            (self._subjects.request("*"), self._on_ask),
+            (self._subjects.report("*"), self._on_seen),
             (self._subjects.heartbeat, self._on_heartbeat),
         ):
             self._unsubscribe.append(await self._bus.subscribe(subject, handler))

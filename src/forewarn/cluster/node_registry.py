@@ -195,7 +195,7 @@ class NodeRegistry:
                 "term": node.position.source.term if node.position else None,
                 "position": node.position.number if node.position else None,
                 "clock_ahead_s": round(node.clock_ahead_s, 3),
-                "left": node.has_left,
+                "stopped": node.has_left,
             }
             for _, node in sorted(self._nodes.items())
         ]

@@ -66,8 +66,8 @@ class HostNodesCollector(Collector):
         oldest_s = 0.0
         for node in self._nodes():
             is_silent = node["silent_s"] > _SILENT_S
-            counts["stopped" if node["left"] else "silent" if is_silent else "answering"] += 1
-            if is_silent and not node["left"]:
+            counts["stopped" if node["stopped"] else "silent" if is_silent else "answering"] += 1
+            if is_silent and not node["stopped"]:
                 oldest_s = max(oldest_s, node["silent_s"])
         family = GaugeMetricFamily(
             "forewarn_host_nodes", "Host nodes that have joined since the start, by their state.", labels=["state"]

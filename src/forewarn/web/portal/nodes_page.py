@@ -140,7 +140,7 @@ def host_node_rows(dependencies: Dependencies) -> tuple[HostNodeRow, ...]:
 
 def _host_row(node: HostNodeInfo, waiting: int, real_time: float) -> HostNodeRow:
     state = HostNodeState.ANSWERING
-    if node["left"]:
+    if node["stopped"]:
         state = HostNodeState.STOPPED
     elif node["silent_s"] > _SILENT_S:
         state = HostNodeState.SILENT
