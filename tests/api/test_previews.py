@@ -35,10 +35,18 @@ def test_a_preview_of_a_rollout_shows_one_update_domain_after_the_other(api: Any
         (3, 2, ["web-2"]),
     ]
     assert shown["summary"] == [
-        "3 events over 3 VMs, in 3 batches, one update domain of a scope at a time.",
-        "Without approvals, and if every act takes its usual time, everything is done in 46 min 30 s; "
-        "approvals make it faster.",
+        "Reboot of 3 VMs in 1 wave: web.",
+        "If nobody approves, it is over in 46 min 30 s.",
     ]
+
+
+def test_a_preview_of_a_rollout_that_cannot_end_says_why_as_its_plan_does(api: Any) -> None:
+    """Spec §13.6."""
+    api.post("/budgets", {"name": "all", "max_vms": 1})
+    body = {"impact": "reboot", "hosts": ["h1", "h2", "h3"]}
+    plan, shown = api.post("/rollouts/plan", body), api.post("/rollouts/preview", body)
+    assert 'the budget "all" allows 1 of ' in shown["summary"][-1]
+    assert set(shown["summary"]) <= set(plan["summary"])
 
 
 def test_a_preview_of_a_host_failure_shows_the_vms_that_must_leave(api: Any) -> None:

@@ -120,7 +120,8 @@ def test_a_form_starts_pending_maintenance(portal: PortalUser) -> None:
 def test_a_form_previews_a_rollout_by_wave_and_starts_it(portal: PortalUser) -> None:
     fields = {"impact": "reboot", "all_hosts": "yes", "max_failures": "2"}
     page = confirm(portal, "rollout", fields)
-    assert "in 3 batches, one update domain of a scope at a time" in page.text
+    assert "Reboot of 7 VMs in 1 wave" in page.text
+    assert "Reboot of 7 VMs in 3 batches" in page.text
     waves = re.findall(r"Batch (\d) Reboot of (\d) VMs? update domains? ([\d, ]+) published", page.text)
     assert [number for number, _, _ in waves] == ["1", "2", "3"]
     assert re.findall(r"Batch (\d)(?:(?!Batch).)* Reboot web-(\d)", page.text) == [("1", "0"), ("2", "1"), ("3", "2")]

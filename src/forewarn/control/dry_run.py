@@ -22,7 +22,7 @@ from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.core.commit import Commit
 from forewarn.core.decision import Policy
 from forewarn.core.event import Act, Event, EventState
-from forewarn.core.explain.preview import Preview, preview_from_events, preview_from_first_batch
+from forewarn.core.explain.preview import Preview, preview_from_events, preview_from_first_batch, preview_warnings
 from forewarn.core.explain.rollout_plan import RolloutPlan, SimulatedRun, make_rollout_plan
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind
@@ -99,34 +99,60 @@ async def simulate_request(
 async def dry_run_rollout(
     control: ControlPlane, rollout: Rollout, *, who: str, notice_s: float, short_notice: bool
 ) -> Preview:
-    """Return what a rollout would lead to; for more than 2,000 VMs, only what it would publish first."""
+    """Return what a rollout would lead to; for more than 2,000 VMs, only what it would publish first.
+
+    It says the same as the plan about waves, times, and what the rollout would wait for.
+    """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None
     vms = control.rollouts.vms_of(request.rollout)
+    now, latest, skipped = control.clock.now(), None, []
     if len(vms) > MAX_SIMULATED_VMS:
         members = wave_phase(request.rollout, vms, (), (), request.requested_at).members
         ledger = control.budgets.ledger()
         windows = control.rollout_calendars.windows_at(request.requested_at + request.notice_s)
         batch = next_batch(request, vms, (), (), _placeholder_ids(), among=members, budgets=ledger, windows=windows)
-        return preview_from_first_batch(batch.planned, now=control.clock.now(), vms=len(vms))
+        preview = preview_from_first_batch(batch.planned, now=now, vms=len(vms))
+    else:
+        end = await simulate_request(control, _start_of(rollout, who, notice_s, short_notice=short_notice), vms)
+        preview = preview_from_events(end.events, now=now, vms=len(vms), is_over=end.is_over)
+        latest, skipped = end.run, end.skipped
+    plan = _make_plan(control, request, request.rollout, vms, latest=latest)
+    sentences = (*preview_warnings(preview.events), *plan.summary, *skipped) if vms else ()
+    return replace(preview, rollout_waves=plan.waves, summary=sentences)
 
-    without_checks = replace(rollout, checks=())  # nothing is asked: a preview shows what happens if all is well
+
+def _start_of(rollout: Rollout, who: str, notice_s: float, *, short_notice: bool) -> RequestAction:
+    without_checks = replace(rollout, checks=())  # nothing is asked: a dry run shows what happens if all is well
 
     async def start(copy: ControlPlane) -> MaintenanceRequest:
         return await copy.rollout_requests.start(without_checks, who=who, notice_s=notice_s, short_notice=short_notice)
 
-    now = control.clock.now()
-    end = await simulate_request(control, start, vms)
-    plan = make_rollout_plan(
-        request.rollout,
-        divide_into_waves(request.rollout, vms),
-        now=now,
+    return start
+
+
+def _make_plan(
+    control: ControlPlane,
+    request: MaintenanceRequest,
+    rollout: Rollout,
+    vms: Sequence[Vm],
+    *,
+    earliest: SimulatedRun | None = None,
+    latest: SimulatedRun | None = None,
+    has_handler: Callable[[Vm], bool] = lambda vm: True,
+) -> RolloutPlan:
+    is_too_large = len(vms) > MAX_SIMULATED_VMS
+    return make_rollout_plan(
+        rollout,
+        divide_into_waves(rollout, vms),
+        now=request.requested_at,
         notice_s=request.notice_s,
-        earliest=None,
-        latest=end.run,
+        earliest=earliest,
+        latest=latest,
+        forecast=control.rollouts.forecast_of(request, rollout, ignores_hold=True) if is_too_large else None,
+        without_handler={vm.key for vm in vms if not has_handler(vm)},
+        hold=control.rollouts.hold.reason if control.rollouts.hold is not None else "",
     )
-    preview = preview_from_events(end.events, now=now, vms=len(vms), is_over=end.is_over, skipped=end.skipped)
-    return replace(preview, rollout_waves=plan.waves)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,27 +412,12 @@ async def plan_rollout(
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None
     vms = control.rollouts.vms_of(request.rollout)
-    without_checks = replace(rollout, checks=())  # nothing is asked: a plan shows what happens if all is well
-    divided = divide_into_waves(request.rollout, vms)
-
-    async def start(copy: ControlPlane) -> MaintenanceRequest:
-        return await copy.rollout_requests.start(without_checks, who=who, notice_s=notice_s, short_notice=short_notice)
+    start = _start_of(rollout, who, notice_s, short_notice=short_notice)
 
     async def run(*, approves: bool) -> SimulatedRun | None:
         if len(vms) > MAX_SIMULATED_VMS:
             return None
         return (await simulate_request(control, start, vms, approves=approves)).run
 
-    return make_rollout_plan(
-        request.rollout,
-        divided,
-        now=request.requested_at,
-        notice_s=request.notice_s,
-        earliest=await run(approves=True),
-        latest=await run(approves=False),
-        forecast=control.rollouts.forecast_of(request, request.rollout, ignores_hold=True)
-        if len(vms) > MAX_SIMULATED_VMS
-        else None,
-        without_handler={vm.key for wave in divided for vm in wave if not has_handler(vm)},
-        hold=control.rollouts.hold.reason if control.rollouts.hold is not None else "",
-    )
+    earliest, latest = await run(approves=True), await run(approves=False)
+    return _make_plan(control, request, request.rollout, vms, earliest=earliest, latest=latest, has_handler=has_handler)
