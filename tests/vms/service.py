@@ -28,7 +28,7 @@ class VmService(ServiceProcess):
 
     def __init__(self, site: Site, *, data: Path | None = None, crash_point: str = "") -> None:
         config = site.directory / "settings.toml"
-        config.write_text(f'hypervisor = "{site.hypervisor}"\ngrace_s = 1\n{site.settings_toml()}')
+        config.write_text(f'hypervisor = "{site.hypervisor}"\nstart_grace_s = 1\n{site.settings_toml()}')
         super().__init__(
             data=data or site.directory / "data",
             fleet=FLEET,
