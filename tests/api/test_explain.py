@@ -8,9 +8,8 @@ import pytest
 
 from forewarn.control.executor import ActLimits
 from forewarn.core.commit import Commit
-from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
+from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry, LastPoll
 from forewarn.machines.simulated import SimulatedBehaviour, UnreachableRule
-from forewarn.store.interface import LastPoll
 from tests.support.hanging_hypervisor import HangingHostHypervisor
 from tests.support.reporting_hypervisor import ReportingHypervisor
 

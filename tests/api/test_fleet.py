@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forewarn.base.times import time_text
-from forewarn.store.interface import LastPoll
+from forewarn.core.history import LastPoll
 
 FILE = """
 [defaults]

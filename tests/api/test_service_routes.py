@@ -10,7 +10,7 @@ import pytest
 
 from forewarn.base.times import parse_time, time_text
 from forewarn.core.decision import Policy
-from forewarn.store.interface import LastPoll
+from forewarn.core.history import LastPoll
 from forewarn.store.sqlite import SqliteStore
 
 DB = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db"

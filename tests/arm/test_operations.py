@@ -12,10 +12,9 @@ from forewarn.core.access import Role
 from forewarn.core.commit import Commit
 from forewarn.core.decision import Policy
 from forewarn.core.event import Ending, Event, EventState
-from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
+from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry, LastPoll
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
 from forewarn.machines.simulated import FailRule, SimulatedBehaviour
-from forewarn.store.interface import LastPoll
 from tests.support.world import a_vm
 
 COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"

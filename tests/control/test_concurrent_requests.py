@@ -15,9 +15,9 @@ from forewarn.control.executor import ActExecutor, ActLimits
 from forewarn.control.lab_clock import load_clock_setting
 from forewarn.core.decision import Policy
 from forewarn.core.event import Act, Event, EventState
+from forewarn.core.history import LastPoll
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.machines.interface import ActDone
-from forewarn.store.interface import LastPoll
 from forewarn.store.sqlite import SqliteStore
 from tests.support.world import World, a_host, a_vm
 

@@ -11,7 +11,7 @@ from forewarn.control.dry_run import plan_rollout
 from forewarn.control.fleet import FleetChange
 from forewarn.control.health_checks import measure_figure
 from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck, OwnFigure
-from forewarn.core.history import EventDelivery
+from forewarn.core.history import EventDelivery, LastPoll
 from forewarn.core.request import (
     MaintenanceRequest,
     RequestedOperation,
@@ -21,7 +21,6 @@ from forewarn.core.request import (
     WaveSpec,
 )
 from forewarn.machines.simulated import FailRule, SimulatedBehaviour, SimulatedHypervisor
-from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
 from tests.support.fake_prober import FakeProber
 from tests.support.world import World, a_host, a_vm

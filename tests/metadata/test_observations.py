@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from forewarn.core.history import EventDelivery
+from forewarn.core.history import EventDelivery, LastPoll
 from forewarn.metadata import GuestObservations, GuestView
 from forewarn.metadata.observations import BATCH_SIZE
 from forewarn.protocol.document import Document, EventNotice, Kind, NoticeStatus
 from forewarn.protocol.instance import InstanceFacts
-from forewarn.store.interface import LastPoll
 from tests.metadata.conftest import MakeNotice, MakeRequest, RunScenario, World
 
 OLD = "/metadata/scheduledevents?api-version=2017-08-01"

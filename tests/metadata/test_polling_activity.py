@@ -9,6 +9,7 @@ import pytest
 
 from forewarn.base.times import RealTime
 from forewarn.core.explain.polling import SILENCE_LIMIT_S, PollingPace
+from forewarn.core.history import LastPoll
 from forewarn.metadata import GuestObservations, GuestView
 from forewarn.metadata.request_counters import (
     MAX_USER_AGENT_LENGTH,
@@ -20,7 +21,6 @@ from forewarn.metadata.request_counters import (
 from forewarn.protocol.document import Document
 from forewarn.protocol.http_message import HttpRequest
 from forewarn.protocol.instance import InstanceFacts
-from forewarn.store.interface import LastPoll
 from tests.metadata.conftest import MakeRequest, RunScenario, World
 
 NEWEST = "2020-07-01"

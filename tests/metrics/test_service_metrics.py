@@ -15,11 +15,11 @@ from forewarn.control.executor import ActLimits
 from forewarn.core.event import Event
 from forewarn.core.explain.polling import SILENCE_LIMIT_S, PollingPace, PollingState
 from forewarn.core.fleet import Priority
+from forewarn.core.history import LastPoll
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Unavailable
 from forewarn.machines.simulated import SimulatedBehaviour
 from forewarn.metadata.request_counters import RequestTotals
-from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
 from forewarn.web.metrics import ServiceMetrics
 from forewarn.web.polling_report import polling_report

@@ -13,9 +13,8 @@ import pytest
 from forewarn.base.times import time_text
 from forewarn.core.access import owner_principal
 from forewarn.core.explain.polling import SILENCE_LIMIT_S, PollingPace
-from forewarn.core.history import EventDelivery
+from forewarn.core.history import EventDelivery, LastPoll
 from forewarn.core.request import RequestedOperation
-from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
 from tests.portal.conftest import Page, PortalUser
 from tests.portal.form_helpers import confirm

@@ -16,7 +16,7 @@ from forewarn.base.times import RealTime
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.core.access import owner_principal
 from forewarn.core.decision import Policy
-from forewarn.store.interface import LastPoll
+from forewarn.core.history import LastPoll
 from forewarn.store.memory import MemoryStore
 from forewarn.web.portal.form_catalog import FORMS
 from tests.portal.conftest import PortalUser

@@ -12,9 +12,9 @@ import pytest
 
 from forewarn.core.faults import FaultHits
 from forewarn.core.fleet import Orchestration
+from forewarn.core.history import LastPoll
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Unavailable
-from forewarn.store.interface import LastPoll
 from tests.portal.conftest import Page, PortalUser
 from tests.portal.form_helpers import confirm, submit_form
 from tests.support.operator_api import a_fleet

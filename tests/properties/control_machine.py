@@ -19,7 +19,7 @@ from forewarn.core.cause import Verb
 from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Host, HostHealth, PowerState, Vm
-from forewarn.core.history import EntryKind
+from forewarn.core.history import EntryKind, LastPoll
 from forewarn.core.request import RequestedOperation, Rollout
 from forewarn.errors import Conflict, ForewarnError, Rejected, Unavailable
 from forewarn.machines.simulated import (
@@ -31,7 +31,6 @@ from forewarn.machines.simulated import (
     UnreachableRule,
 )
 from forewarn.protocol.versions import NEWEST_VERSION
-from forewarn.store.interface import LastPoll
 from tests.properties.commit_checks import CommitChecker
 from tests.properties.crashing_stores import CrashingMemoryStore, CrashingStore, CrashingWorld, FailurePlan, ProcessDied
 from tests.properties.random_fleets import SmallFleet, small_fleets

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from forewarn.control.lab_clock import load_clock_setting
 from forewarn.core.commit import Commit
-from forewarn.core.history import EventDelivery
+from forewarn.core.history import EventDelivery, LastPoll
 from forewarn.errors import Unavailable
-from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 from tests.support.world import World

@@ -32,6 +32,7 @@ from forewarn.core.decision import Policy
 from forewarn.core.event import Event
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.health import CheckOutcome, HealthCheck
+from forewarn.core.history import LastPoll
 from forewarn.core.projection import document_for
 from forewarn.core.release import start_wait
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutState
@@ -41,7 +42,6 @@ from forewarn.errors import ForewarnError
 from forewarn.machines.simulated import BehaviourRule, SimulatedBehaviour
 from forewarn.protocol.document import EventNotice
 from forewarn.protocol.versions import NEWEST_VERSION
-from forewarn.store.interface import LastPoll
 from tests.support.fake_prober import FakeProber
 from tests.support.world import LAB_POLICY, World, a_host, a_vm
 

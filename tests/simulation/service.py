@@ -20,7 +20,7 @@ from forewarn.control.lab_clock import load_clock_setting
 from forewarn.core.commit import Commit
 from forewarn.core.decision import Policy
 from forewarn.core.event import Act
-from forewarn.core.history import EventDelivery
+from forewarn.core.history import EventDelivery, LastPoll
 from forewarn.errors import Unavailable
 from forewarn.machines.interface import ActDone, ActUnderWay
 from forewarn.machines.ledger import EffectLedger
@@ -34,7 +34,7 @@ from forewarn.service.maintenance_jobs import (
     write_observation_batches,
 )
 from forewarn.store import sqlite_file
-from forewarn.store.interface import LastPoll, Store
+from forewarn.store.interface import Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 from forewarn.store.writer_thread import WriterThread

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forewarn.core.explain.polling import EventAwareness, PollingPace
+from forewarn.core.history import LastPoll
 from forewarn.core.request import RequestedOperation
-from forewarn.store.interface import LastPoll
 from forewarn.web.polling_report import expected_events
 from tests.support.world import World, a_host, a_vm
 

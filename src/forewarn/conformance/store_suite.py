@@ -13,7 +13,7 @@ from forewarn.core.cause import Cause
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.health import CheckOutcome, Measurement
-from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
+from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry, LastPoll
 from forewarn.core.request import (
     MaintenanceRequest,
     PlannedEvent,
@@ -22,7 +22,7 @@ from forewarn.core.request import (
     RolloutImpact,
     RolloutState,
 )
-from forewarn.store.interface import LastPoll, Store
+from forewarn.store.interface import Store
 
 # Sample rows for tests of a store; a test passes only the fields it is about.
 

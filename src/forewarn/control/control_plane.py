@@ -32,8 +32,9 @@ from forewarn.control.unannounced_changes import UnannouncedChangeService
 from forewarn.control.webhook_delivery import WebhookDispatcher
 from forewarn.control.webhooks import WebhookService
 from forewarn.core.decision import Policy
+from forewarn.core.history import LastPoll
 from forewarn.machines.interface import Hypervisor, VerbSupport, destination_hints
-from forewarn.store.interface import AppliedCommit, LastPoll, Store
+from forewarn.store.interface import AppliedCommit, Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from forewarn.core.event import Act, Event, EventState
 from forewarn.core.explain.preview import Preview, preview_from_events, preview_from_first_batch, preview_warnings
 from forewarn.core.explain.rollout_plan import RolloutPlan, SimulatedRun, make_rollout_plan
 from forewarn.core.fleet import Vm
-from forewarn.core.history import EntryKind
+from forewarn.core.history import EntryKind, LastPoll
 from forewarn.core.placement import DestinationHints
 from forewarn.core.request import MaintenanceRequest, Rollout
 from forewarn.core.rollout import next_batch
@@ -36,7 +36,7 @@ from forewarn.errors import Refused
 from forewarn.machines.interface import VerbSupport
 from forewarn.machines.ledger import EffectLedger
 from forewarn.machines.simulated import SimulatedHypervisor
-from forewarn.store.interface import BUDGETS_NAME, LastPoll, Store
+from forewarn.store.interface import BUDGETS_NAME, Store
 from forewarn.store.memory import MemoryStore
 
 MAX_SIMULATED_VMS = 2_000  # a request for more VMs is not simulated to its end

@@ -37,9 +37,10 @@ from forewarn.core.health import (
     measurement_of,
     next_measurement_at,
 )
+from forewarn.core.history import LastPoll
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState
 from forewarn.errors import ForewarnError
-from forewarn.store.interface import AppliedCommit, LastPoll, Store
+from forewarn.store.interface import AppliedCommit, Store
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from forewarn.base.duration import duration_text
 from forewarn.base.times import LabTime
 from forewarn.control.reconciler import Reconciler
 from forewarn.core.commit import Commit
-from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.history import EntryKind, HistoryEntry, LastPoll
 from forewarn.errors import Rejected, Remedy
-from forewarn.store.interface import LAB_CLOCK_NAME, LastPoll, Store
+from forewarn.store.interface import LAB_CLOCK_NAME, Store
 
 _POLLING_WINDOW_S = 330.0  # real seconds: a VM that polled within them counts as polling; a poll is held for up to 300
 

@@ -1,4 +1,4 @@
-"""The append-only history: entries of what happened, and deliveries of events to VMs."""
+"""The append-only history: entries of what happened, deliveries of events to VMs, and their last polls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from forewarn.base.times import LabTime
+from forewarn.base.times import LabTime, RealTime
 
 SERVICE_STARTED = "service started"  # the beginning of the entry of a service that starts: explanations look for it
 SERVICE_STOPPED = "service stopped"  # the entry of a service that stops; one that crashes leaves none
@@ -79,3 +79,17 @@ class EventDelivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     version: str  # the api-version of the poll
     incarnation: int  # the incarnation of the document
     at: LabTime
+
+
+class LastPoll(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The latest poll or approval of one VM, and how many it has sent. The store keeps one for each VM."""
+
+    vm: str  # the key of the VM
+    scope_id: str  # the id of the VM's scope
+    at: LabTime
+    version: str  # api-version of the request
+    count: int = 0  # polls and approvals of this VM since it was added; in the batch of a worker, since its last batch
+    agent: str = ""  # the client program, from its User-Agent
+    wait_s: int = 0  # for how many seconds the server may hold the response; until then it counts as polling
+    vm_id: str = ""  # tells VMs apart that had the same key one after the other; "": not known
+    real_at: RealTime = RealTime(0)  # by the clock of the process that stores it; 0: not known

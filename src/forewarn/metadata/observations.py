@@ -20,11 +20,10 @@ from forewarn.base.clock import real_now
 from forewarn.base.times import LabTime, RealTime
 from forewarn.core.event import EventState
 from forewarn.core.explain.polling import PollingPace
-from forewarn.core.history import EventDelivery
+from forewarn.core.history import EventDelivery, LastPoll
 from forewarn.metadata.interface import GuestView
 from forewarn.protocol import document as wire
 from forewarn.protocol.versions import version_lists_kind
-from forewarn.store.interface import LastPoll
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ decision, no clock, no network. Start with `interface`.
 """
 
 from forewarn.store.backup import restore_backup
-from forewarn.store.interface import AppliedCommit, LastPoll, Store
+from forewarn.store.interface import AppliedCommit, Store
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 
-__all__ = ["AppliedCommit", "LastPoll", "MemoryStore", "SqliteStore", "Store", "restore_backup"]
+__all__ = ["AppliedCommit", "MemoryStore", "SqliteStore", "Store", "restore_backup"]

@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-import msgspec
-
-from forewarn.base.times import LabTime, RealTime
 from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.health import Measurement
-from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.history import EventDelivery, HistoryEntry, LastPoll
 from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
@@ -72,20 +69,6 @@ ROLLOUT_HOLD_NAME = "rollout-hold"  # the hold on all rollouts, if there is one
 BUDGETS_NAME = "budgets"  # the budgets of the fleet
 STANDING_ORDER_NAME = "standing-order"  # the order to visit every host, with its visits
 REPLAY_SCRIPT_PREFIX = "replay/"  # and a request's id: the name under which a replay's script is saved
-
-
-class LastPoll(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The latest poll or approval of one VM, and how many it has sent. The store keeps one for each VM."""
-
-    vm: str  # the key of the VM
-    scope_id: str  # the id of the VM's scope
-    at: LabTime
-    version: str  # api-version of the request
-    count: int = 0  # polls and approvals of this VM since it was added; in the batch of a worker, since its last batch
-    agent: str = ""  # the client program, from its User-Agent
-    wait_s: int = 0  # for how many seconds the server may hold the response; until then it counts as polling
-    vm_id: str = ""  # tells VMs apart that had the same key one after the other; "": not known
-    real_at: RealTime = RealTime(0)  # by the clock of the process that stores it; 0: not known
 
 
 class StoreCounts(NamedTuple):

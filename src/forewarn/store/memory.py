@@ -15,7 +15,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.health import MAX_MEASUREMENTS, Measurement
-from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.history import EventDelivery, HistoryEntry, LastPoll
 from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
@@ -26,7 +26,6 @@ from forewarn.store.interface import (
     AppliedCommit,
     CommitSubscribers,
     GatedEvents,
-    LastPoll,
     Store,
     StoreCounts,
     host_conflict,

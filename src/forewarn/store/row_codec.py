@@ -13,12 +13,11 @@ from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.event import Event, Gate
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.health import Measurement
-from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.history import EventDelivery, HistoryEntry, LastPoll
 from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookCursor, WebhookSubscription
-from forewarn.store.interface import LastPoll
 
 SqlRow = dict[str, Any]  # parameters of a write statement: column → value
 

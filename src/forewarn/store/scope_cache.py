@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
+from forewarn.core.history import LastPoll
 from forewarn.core.scope import Scope
-from forewarn.store.interface import LastPoll
 
 T = TypeVar("T", Vm, Event)
 _MAX_CACHED_VMS = 20_000  # VMs and scopes together: about 50 MB

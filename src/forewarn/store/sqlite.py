@@ -16,7 +16,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.health import MAX_MEASUREMENTS, Measurement
-from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.history import EventDelivery, HistoryEntry, LastPoll
 from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
@@ -24,7 +24,7 @@ from forewarn.core.webhook import WebhookSubscription
 from forewarn.errors import Conflict, Unavailable
 from forewarn.store import backup, pruning, queries, row_codec, sqlite_file, writes
 from forewarn.store.commit_mark import CommitMark, find_lost_writes
-from forewarn.store.interface import AppliedCommit, CommitSubscribers, GatedEvents, LastPoll, Store, StoreCounts
+from forewarn.store.interface import AppliedCommit, CommitSubscribers, GatedEvents, Store, StoreCounts
 from forewarn.store.scope_cache import ScopeCache
 from forewarn.store.sqlite_file import StoreFileCheck
 from forewarn.store.writer_thread import WriterThread

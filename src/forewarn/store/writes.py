@@ -12,9 +12,9 @@ from forewarn.core.commit import Commit
 from forewarn.core.event import Event
 from forewarn.core.fleet import Host
 from forewarn.core.health import MAX_MEASUREMENTS
-from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.history import EventDelivery, HistoryEntry, LastPoll
 from forewarn.store import queries, row_codec, write_statements
-from forewarn.store.interface import AppliedCommit, LastPoll, VersionedRow, host_conflict, version_conflict
+from forewarn.store.interface import AppliedCommit, VersionedRow, host_conflict, version_conflict
 
 
 def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:

@@ -30,13 +30,12 @@ from forewarn.core.explain.status import (
 )
 from forewarn.core.faults import Fault, FaultCategory
 from forewarn.core.fleet import Host, Vm, vm_key_in_scope
-from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
+from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry, LastPoll
 from forewarn.core.release import StartWait
 from forewarn.core.request import MaintenanceRequest
 from forewarn.core.scope import Scope, scope_title, scope_title_of_vm
 from forewarn.core.waves import settles_until
 from forewarn.errors import NotFound, Refused, Remedy
-from forewarn.store.interface import LastPoll
 from forewarn.web.context import RequestContext
 from forewarn.web.faults import fault_remaining_s, refresh_faults
 from forewarn.web.polling_report import silent_seconds

@@ -25,7 +25,8 @@ from forewarn.core.explain.polling import (
     vms_given_before_start,
 )
 from forewarn.core.fleet import PowerState, vm_key_in_scope
-from forewarn.store.interface import LastPoll, Store
+from forewarn.core.history import LastPoll
+from forewarn.store.interface import Store
 
 PaceLookup = Callable[[str], PollingPace | None]  # by VM key; None for a VM that never polled
 PacesByScope = Callable[[], Iterable[tuple[str, PollingPace]]]  # scope id and pace of each VM that ever polled

@@ -15,11 +15,10 @@ from forewarn.base.times import Timestamp, timestamp
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import AutoApproval, Host, Vm
 from forewarn.core.fleetfile.problems import FleetFileProblem
-from forewarn.core.history import HistoryEntry
+from forewarn.core.history import HistoryEntry, LastPoll
 from forewarn.core.release import StartWait, WaitReason, describe_gate_wait, start_wait, waits_only_for_gate
 from forewarn.core.request import MaintenanceRequest
 from forewarn.core.scope import Scope, scope_title, scope_title_of_vm
-from forewarn.store.interface import LastPoll
 from forewarn.web.context import RequestContext
 from forewarn.web.dependencies import VmSupervisorInfo
 from forewarn.web.polling_report import iterate_cooperatively, silent_seconds

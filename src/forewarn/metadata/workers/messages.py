@@ -17,7 +17,7 @@ import msgspec
 
 from forewarn.base.clock import ClockSetting
 from forewarn.core.faults import Fault, FaultHits
-from forewarn.core.history import EventDelivery
+from forewarn.core.history import EventDelivery, LastPoll
 from forewarn.errors import ForewarnError, NotFound, Rejected, Unavailable
 from forewarn.metadata.identity import (
     CalledAddressIdentity,
@@ -36,7 +36,6 @@ from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.http_message import HttpResponse
 from forewarn.protocol.instance import InstanceFacts
 from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
-from forewarn.store.interface import LastPoll
 
 _FRAME_HEADER = struct.Struct(">IQ")  # payload size, frame number
 _MAX_FRAME_BYTES = 1 << 30

@@ -19,8 +19,9 @@ from forewarn.base.wording import first_names
 from forewarn.core.event import Event, EventState
 from forewarn.core.explain.polling import EventAwareness, PollingState, polling_state
 from forewarn.core.fleet import PowerState, Vm
+from forewarn.core.history import LastPoll
 from forewarn.protocol.versions import ALL_VERSIONS, version_lists_kind
-from forewarn.store.interface import LastPoll, Store
+from forewarn.store.interface import Store
 from forewarn.web.polling_report import ExpectedEvent, expected_events, iterate_cooperatively
 from forewarn.web.portal.context import PortalContext
 from forewarn.web.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note

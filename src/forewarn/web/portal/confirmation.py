@@ -22,9 +22,9 @@ from forewarn.core.cause import CAUSE_RULES, Cause, verb_noun
 from forewarn.core.explain.polling import SILENCE_LIMIT_S
 from forewarn.core.explain.preview import Preview, PreviewedEvent, preview_warnings
 from forewarn.core.fleet import vm_key_in_scope
+from forewarn.core.history import LastPoll
 from forewarn.core.scope import scope_name
 from forewarn.protocol.document import Kind
-from forewarn.store.interface import LastPoll
 from forewarn.web.errors import Surface, message_for
 from forewarn.web.polling_report import silent_seconds
 from forewarn.web.portal.context import PortalContext

@@ -7,11 +7,11 @@ import json
 from forewarn.base.times import Timestamp, timestamp
 from forewarn.core.event import EventState
 from forewarn.core.fleet import Vm, resource_group_of_scope
+from forewarn.core.history import LastPoll
 from forewarn.core.projection import document_for
 from forewarn.core.scope import Scope, scope_name
 from forewarn.protocol.codec import encode_document
 from forewarn.protocol.versions import NEWEST_VERSION
-from forewarn.store.interface import LastPoll
 from forewarn.web.portal.context import PortalContext
 from forewarn.web.portal.export import MAX_EXPORT_ROWS, ExportTable
 from forewarn.web.portal.filters import PageQuery, items_on_page
