@@ -18,6 +18,7 @@ SOURCE = ROOT / "src" / "forewarn"
 MIGRATIONS = SOURCE / "store" / "migrations" / "versions"  # steps of the schema stay as they were released
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 80
+MIN_ESSAY_LINES = 30
 
 # Words of the first version that an engineer would not search for. Only in identifiers: prose may need them.
 METAPHORS = frozenset(
@@ -139,6 +140,17 @@ def test_no_function_is_too_long_to_hold_in_mind() -> None:
 
 def test_every_module_says_what_it_is() -> None:
     assert [place(path, 1) for path in python_files("src") if not ast.get_docstring(tree_of(path))] == []
+
+
+def test_the_files_that_contributors_must_read_begin_with_an_essay() -> None:
+    """A file that is merged or split keeps the argument that it is right."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+/\w+\.py)`", text[text.index("begins with an essay") :].partition("\n\n")[0])
+    before_imports = {
+        name: (SOURCE / name).read_text(encoding="utf-8").partition("\nfrom __future__")[0] for name in named
+    }
+    assert len(named) == 8
+    assert [name for name, text in before_imports.items() if text.count("\n") < MIN_ESSAY_LINES] == []
 
 
 def test_every_source_file_is_used_by_the_product() -> None:

@@ -1,5 +1,60 @@
 """Performs the acts of started events: a bounded number at a time, one per VM, with retries."""
 
+# From "the event has started" to "it was done", at most once and never forgotten.
+#
+# The invariant. Every act of a started event is performed until it has an outcome, and takes effect at most once. The
+# store says which acts have no outcome yet; the hypervisor's ledger, which outlives this process, says which ones have
+# taken effect (an operator's command without a check may run again). In between stands this executor, which may forget
+# everything at any time. It remembers what it has asked, nothing more.
+#
+# Why commit first, then act. An act is in the commit that starts its event, before anything happens to a VM. If the
+# process dies right after, the next one reads started events and performs their acts. If it dies in the middle of an
+# act, the act is performed again under the same id, and the ledger answers what was done or goes on. If it dies after
+# the act, before the outcome is stored, the same. So there is one rule for all cases: perform what has no outcome.
+#
+# Nothing here sleeps. `perform` answers *done* or *later, ask again at*; a failure is *later* as well. All waiting is a
+# due time in a heap, and the reconciler sleeps until the first one. A lab clock can therefore jump from one due time to
+# the next. Due times are lab time; the limit of one attempt is real time, because a hypervisor hangs in the real one.
+#
+# One act at a time for each VM, in the order in which their events started (`_vm_queues`). The next one begins when the
+# outcome of the one before is *stored*, not when it is known: that outcome may have moved the VM to another host, and
+# the act that follows is changed in the same commit. `add_acts` gets every committed event and learns it there. An
+# outcome that is known and not yet stored is in `_unrecorded`, so that a commit of the same event that was decided
+# before does not bring the act back.
+#
+# Limits, and what they are about. A host that hangs must not stop the others. An attempt counts on each of its hosts
+# and overall. After ten seconds without an answer it no longer counts overall: it costs only memory then, and 64
+# hanging attempts would stop the fleet. On its host it counts until it ends, so that a host that hangs collects no more
+# than its share. An act that finds its host full waits outside of the heap; it has no due time, and the end of an
+# attempt there wakes it.
+#
+# Failed hosts. An act that needs a host that has failed is held, not failed: its outcome is a decision about the scope,
+# which the reconciler makes (`core.host_failure`), and which comes back through `add_acts` as an outcome that somebody
+# else recorded. Then the attempt is cancelled. The host is asked about twice, when the act is taken from the heap and
+# when its task begins: a commit may come between the two.
+#
+# What counts as an attempt. `ActNotTried` does not count: a full disk of this machine says nothing about the act.
+# Unavailable, a timeout and any other error do. After the last attempt the outcome is a failure: an event that never
+# ends would keep the other update domains of its scope waiting for ever.
+#
+# A node that may not act (`may_act`, the lease) begins no attempt. Attempts that run already go on: the hosts know the
+# term of their orders and refuse those of a deposed node, and a repetition by the next node is answered from the
+# ledger.
+#
+# What a crash leaves: heap, queues, counts of failures, notes of progress and outcomes that were not taken are gone.
+# Failures are counted anew; nothing else depends on them. Acts of one VM are queued again in the order in which their
+# events started.
+#
+# What was tried and taken back:
+#
+# - A global stop: after a host had failed, no act of the fleet started until the acts there had ended. An error in one
+#   scope then stopped everything. Now exactly the acts that need a failed host are held, by the rule that also ends
+#   them.
+# - Asking about the failed host only when the act was taken from the heap. A host could fail before the task took its
+#   first step, and the order went out after the failure had been recorded.
+# - Beginning the next act of a VM as soon as the one before was done. It was performed with the host that the VM had
+#   left.
+
 from __future__ import annotations
 
 import asyncio
