@@ -38,6 +38,7 @@ from forewarn.control.fleet import FleetChange
 from forewarn.core.decision import DecisionContext
 from forewarn.core.fleet import Vm
 from forewarn.core.scope import Scope
+from forewarn.metadata.limits import ServingSettings
 from forewarn.metadata.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 from forewarn.store import SqliteStore
 from forewarn.store.interface import AppliedCommit
@@ -213,7 +214,7 @@ async def _active_node(directory: Path, nats: NatsServer, hosts: int) -> AsyncIt
     await control.fleet.apply_change(change, who="bench")
     publisher = MetadataPublisher.open(PublisherConfig(), control)
     backend = GuestBackend(control)
-    cluster.attach(control, publisher, backend, PublisherConfig())
+    cluster.attach(control, publisher, backend, ServingSettings())
     await publisher.start(backend, make_sink=cluster.make_streams)
     await cluster.start()
     try:

@@ -7,7 +7,6 @@ import re
 from forewarn.metadata.response_writer import ResponseWriter
 from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpResponse
 from forewarn.protocol.responses import approval_accepted, too_many_requests, unsupported_method
-from forewarn.service.service import publisher_config
 from forewarn.service.settings import load_settings
 from tests.metadata.conftest import POLL, RunScenario, World
 
@@ -89,5 +88,5 @@ def test_every_response_has_its_own_request_id_also_when_it_is_cached(run_scenar
 
 def test_the_setting_reaches_the_rules_of_every_process_that_answers_vms() -> None:
     settings = load_settings({}, lab=True, environ={"HOME": "/home/ann", "FOREWARN_IMDS_HEADERS": "true"})
-    assert publisher_config(settings).rules.imds_headers
-    assert not publisher_config(load_settings({}, lab=True, environ={"HOME": "/home/ann"})).rules.imds_headers
+    assert settings.serving.rules.imds_headers
+    assert not load_settings({}, lab=True, environ={"HOME": "/home/ann"}).serving.rules.imds_headers

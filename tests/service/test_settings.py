@@ -12,7 +12,6 @@ from forewarn.core.decision import EnablementMode
 from forewarn.errors import Rejected
 from forewarn.machines.simulated import SimulatedBehaviour
 from forewarn.protocol.versions import VERSIONS
-from forewarn.service.service import publisher_config
 from forewarn.service.settings import HypervisorKind, Settings, load_settings
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
@@ -255,7 +254,7 @@ def test_the_preview_version_is_served_only_if_it_is_switched_on(tmp_path: Path)
     assert load_settings({}, lab=True, environ=HOME).served_versions == VERSIONS
     on = load_settings({}, lab=True, environ={**HOME, "FOREWARN_PREVIEW_VERSIONS": "true"})
     assert on.served_versions == (*VERSIONS, "2024-07-09")
-    assert (on.policy.recommends_rebalancing, publisher_config(on).rules.versions) == (True, on.served_versions)
+    assert (on.policy.recommends_rebalancing, on.serving.rules.versions) == (True, on.served_versions)
     config = write_file(tmp_path / "f.toml", '[versions]\nnorth = ["2024-07-09"]\n')
     with pytest.raises(Rejected, match=r"'2024-07-09' is not an api-version; choose from 2017-03-01"):
         load_settings({}, lab=True, config=config, environ=HOME)

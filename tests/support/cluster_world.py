@@ -32,6 +32,7 @@ from forewarn.machines.ledger import EffectLedger
 from forewarn.machines.simulated import SimulatedBehaviour, SimulatedHypervisor
 from forewarn.metadata import MetadataServer
 from forewarn.metadata.identity import Caller
+from forewarn.metadata.limits import ServingSettings
 from forewarn.metadata.listeners import ListenerSpec
 from forewarn.metadata.workers.frontend import FrontendConfig
 from forewarn.metadata.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
@@ -83,7 +84,7 @@ class ControlNode:
 
     async def start(self) -> None:
         backend = GuestBackend(self.control)
-        self.cluster.attach(self.control, self.publisher, backend, PublisherConfig())
+        self.cluster.attach(self.control, self.publisher, backend, ServingSettings())
         await self.publisher.start(backend, make_sink=self.cluster.make_streams)
         self._tasks.append(asyncio.create_task(self.control.reconciler.run()))
         await self.cluster.start()

@@ -12,12 +12,12 @@ from forewarn.cluster.messages import (
     StreamPosition,
     StreamSource,
 )
+from forewarn.metadata.limits import ServingSettings
 from forewarn.metadata.workers.messages import BeginServing, FaultsUpdate, ScopeUpdate
 from forewarn.protocol.document import Document
-from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.instance import InstanceFacts
 
-BEGIN = BeginServing(EndpointRules(), {}, 0.0, None, "tag")
+BEGIN = BeginServing(ServingSettings(), "tag")
 
 
 def a_host_scope(name: str, version: int, *, epoch: int = 1, vms: int = 1) -> HostScope:

@@ -18,6 +18,7 @@ from forewarn.core.faults import Fault, FaultKind
 from forewarn.errors import NotFound
 from forewarn.metadata import CalledAddressIdentity, PublishedScope
 from forewarn.metadata.fault_quota import SharedFaultQuota
+from forewarn.metadata.limits import ServingSettings
 from forewarn.metadata.workers.channel import PEER_GONE, WorkerChannel
 from forewarn.metadata.workers.messages import (
     ApproveRequest,
@@ -45,7 +46,6 @@ from forewarn.metadata.workers.messages import (
 )
 from forewarn.metadata.workers.worker import Worker
 from forewarn.protocol.document import Document, EventNotice, Kind, NoticeStatus
-from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.instance import InstanceFacts
 
 TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -121,7 +121,7 @@ def view(incarnation: int, scope_id: str = "s", vm: str = "web") -> PublishedSco
     )
 
 
-BEGIN = BeginServing(EndpointRules(), {}, 0.0, None)
+BEGIN = BeginServing(ServingSettings())
 Scenario = Callable[[Owner, Worker], Awaitable[None]]
 
 

@@ -26,8 +26,8 @@ from forewarn.core.fleet import HostHealth
 from forewarn.core.scope import Scope
 from forewarn.machines.moves import is_move
 from forewarn.metadata import MetadataBackend, PublishedScope
+from forewarn.metadata.limits import ServingSettings
 from forewarn.metadata.request_counters import RequestTotals
-from forewarn.metadata.workers.frontend import FrontendConfig
 from forewarn.metadata.workers.messages import BeginServing, ObservationReport
 from forewarn.metadata.workers.publisher import MetadataPublisher
 from forewarn.store.interface import Store
@@ -53,7 +53,7 @@ class ClusterControl:
         self._control: ControlPlane
         self._publisher: MetadataPublisher
         self._backend: MetadataBackend
-        self._config: FrontendConfig
+        self._serving: ServingSettings
         self._store_tag = ""
         self.streams: HostStreams
         self._silences: dict[str, HostSilence] = {}
@@ -62,27 +62,21 @@ class ClusterControl:
         self.hypervisor = RemoteHypervisor(bus, subjects, self._view())
 
     def attach(
-        self, control: ControlPlane, publisher: MetadataPublisher, backend: MetadataBackend, config: FrontendConfig
+        self, control: ControlPlane, publisher: MetadataPublisher, backend: MetadataBackend, serving: ServingSettings
     ) -> None:
         """Keep the control plane and what else `make_streams` needs. Call it once, before `make_streams`."""
-        self._control, self._publisher, self._backend, self._config = control, publisher, backend, config
+        self._control, self._publisher, self._backend, self._serving = control, publisher, backend, serving
 
     def make_streams(self, store_tag: str) -> HostStreams:
         """Make and return the streams to host nodes, to which the publisher then publishes. Sends nothing yet."""
-        config, control = self._config, self._control
+        control = self._control
         self._store_tag = store_tag
         self.streams = HostStreams(
             self._bus,
             self._subjects,
             fleet=CommittedFleet(control.store, control.placement, self._publisher.published),
             backend=self._backend,
-            begin=BeginServing(
-                config.rules,
-                dict(config.rules_by_location),
-                config.first_answer_delay_s,
-                config.requests_per_s,
-                store_tag,
-            ),
+            begin=BeginServing(self._serving, store_tag),
             merge=self._merge,
             session=self._session,
             name=self._name,

@@ -11,7 +11,7 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forewarn.base.clock import Clock, SystemClock
@@ -336,7 +336,7 @@ class HostNode:
 
     async def _begin_to_serve(self, begin: BeginServing) -> None:
         try:
-            config = _frontend_config(self._config.frontend, begin)
+            config = replace(self._config.frontend, serving=begin.settings)
             frontend = self.frontend = MetadataFrontend(
                 config, callers=CallerDirectory(), clock=self._clock, network_listeners=self._network_listeners
             )
@@ -476,15 +476,3 @@ def _decoded(payload: bytes) -> FromActive | None:
     except Rejected as error:
         log.warning("%s", error)
         return None
-
-
-def _frontend_config(own: FrontendConfig, begin: BeginServing) -> FrontendConfig:
-    return FrontendConfig(
-        workers=own.workers,
-        listeners=own.listeners,
-        helper_socket=own.helper_socket,
-        first_answer_delay_s=begin.first_answer_delay_s,
-        requests_per_s=int(begin.requests_per_s) if begin.requests_per_s else None,
-        rules=begin.rules,
-        rules_by_location=begin.rules_by_location,
-    )

@@ -23,6 +23,7 @@ from forewarn.core.fleetfile.reader import DeclaredFleet
 from forewarn.machines.interface import Hypervisor
 from forewarn.machines.ledger import EffectLedger
 from forewarn.machines.simulated import SimulatedBehaviour, SimulatedHypervisor
+from forewarn.metadata.limits import ServingSettings
 from forewarn.metadata.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.service.maintenance_jobs import write_observation_batches
@@ -98,7 +99,7 @@ async def open_lab_service(
         await control.fleet.apply_change(change, who=TEST_ACTOR)
 
         # One port per VM works on every system; only Linux has loopback addresses beside 127.0.0.1.
-        config = PublisherConfig(is_lab=True, port=0, one_port_per_vm=True, rules=rules)
+        config = PublisherConfig(is_lab=True, port=0, one_port_per_vm=True, serving=ServingSettings(rules=rules))
         publisher = MetadataPublisher.open(config, control)
         service = LabService(control=control, store=store, publisher=publisher, started_at=at)
         await publisher.start(_backend_that_settles(service))

@@ -1,13 +1,15 @@
-"""Limits on what callers may use: bytes, time, connections, and requests per second of one VM.
+"""How VMs are answered, and limits on what they may use: bytes, time, connections, and requests per second.
 
-All of them are in real time and real bytes, also in a lab (spec §8.5, §10, §12).
+All limits are in real time and real bytes, also in a lab (spec §8.5, §10, §12).
 """
 
 from __future__ import annotations
 
 import resource
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.responses import MAX_BODY_BYTES, MAX_HEAD_BYTES
 
 _RESERVED_FILES = 128  # for the store, listeners and operators
@@ -44,14 +46,33 @@ class Limits:
     linger_s: float = 2.0  # lingering close: time for a refused client to read the error
     write_bytes: int = 64 * 1024  # unread responses; above this no further request is processed
     connections_per_vm: int = 1000  # open at a time, at most a quarter of `connections`; unknown callers are one VM
-    connections: int = field(default_factory=_default_max_connections)  # open at a time, of all VMs and unknown callers
+    connections: int = 0  # open at a time, of all VMs and unknown callers; 0: what this process may have open
     requests_per_s: float | None = None  # per VM, of one process (spec §8.5); None: no limit
 
     @property
+    def max_connections(self) -> int:
+        """How many connections may be open at a time in this process."""
+        return self.connections or _default_max_connections()
+
+    @property
     def max_connections_per_vm(self) -> int:
-        """How many connections one VM may have open at a time, at most a quarter of `connections`."""
+        """How many connections one VM may have open at a time, at most a quarter of `max_connections`."""
         # So one VM cannot keep the others from connecting. All unknown callers together count as one VM.
-        return min(self.connections_per_vm, self.connections // _MIN_VM_SHARES)
+        return min(self.connections_per_vm, self.max_connections // _MIN_VM_SHARES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingSettings:
+    """How VMs are answered. It reaches every process that answers them: workers, and host nodes on other machines."""
+
+    rules: EndpointRules = EndpointRules()  # what the endpoint accepts
+    rules_by_location: Mapping[str, EndpointRules] = field(default_factory=dict)  # only locations with their own
+    first_answer_delay_s: float = 0.0  # for how long (real time) responses wait after a scope was enabled (spec §8.1)
+    limits: Limits = Limits()
+
+    def rules_for(self, location: str) -> EndpointRules:
+        """Return the endpoint rules for VMs of this location: its own, or the general `rules`."""
+        return self.rules_by_location.get(location, self.rules)
 
 
 _MAX_BUCKETS = 10_000

@@ -148,7 +148,7 @@ class ServerState:
             callback=lambda connection: connection.check_idle(),
         )
         self.is_draining = False
-        self._max_per_vm = limits.max_connections_per_vm
+        self._max_connections, self._max_per_vm = limits.max_connections, limits.max_connections_per_vm
         self._connections: dict[OpenConnection, str | None] = {}
         self._per_vm: Counter[str | None] = Counter()
         self._pending_tasks: set[asyncio.Task[FinishResponse]] = set()
@@ -167,7 +167,7 @@ class ServerState:
 
     def admit_connection(self, vm: str | None) -> bool:
         """Return whether one more connection of the VM (its key) may be added."""
-        is_full = self._per_vm.get(vm, 0) >= self._max_per_vm or len(self._connections) >= self.limits.connections
+        is_full = self._per_vm.get(vm, 0) >= self._max_per_vm or len(self._connections) >= self._max_connections
         if is_full or self.is_draining:
             self.counters.refused += 1
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -17,7 +17,6 @@ from forewarn.core.access import owner_principal
 from forewarn.machines.process.hypervisor import SupervisorRegistry
 from forewarn.metadata.socket_passing import SOCKETS_FILE
 from forewarn.metadata.workers.publisher import MetadataPublisher, PublisherConfig
-from forewarn.protocol.exchange import EndpointRules
 from forewarn.service.data_directory import DataDirectory
 from forewarn.service.doctor import hypervisor_checks, run_checks, worker_checks
 from forewarn.service.maintenance_jobs import record_fault_effects, write_observation_batches
@@ -32,23 +31,12 @@ _MAX_ENDPOINTS = 1000  # VMs of a lab whose addresses `info` lists
 
 def publisher_config(settings: Settings) -> PublisherConfig:
     """Return the part of the settings that the metadata publisher needs. Opens nothing."""
-    rules = EndpointRules(
-        versions=settings.served_versions,
-        header_always=settings.require_header,
-        unknown_version=settings.unknown_version,
-        iso_dates=settings.iso_dates,
-        imds_headers=settings.imds_headers,
-        gives_tokens=settings.identity_on_loopback,
-    )
     return PublisherConfig(
         is_lab=settings.lab,
         port=settings.port,
         one_port_per_vm=settings.one_port_per_vm,
         workers=settings.workers,
-        first_answer_delay_s=settings.first_answer_delay_s,
-        requests_per_s=settings.requests_per_s or None,
-        rules=rules,
-        rules_by_location={name: replace(rules, versions=versions) for name, versions in settings.versions.items()},
+        serving=settings.serving,
         listeners=settings.metadata_listeners,
         helper_socket=settings.directory / SOCKETS_FILE if settings.sockets is SocketOwner.HELPER else None,
     )
@@ -135,7 +123,7 @@ def web_dependencies(service: Service, directory: DataDirectory) -> Dependencies
         run_health_checks=doctor,
         owner_name=owner_name(),
         endpoint_of=service.publisher.lab_endpoint,
-        rules_for=publisher_config(service.settings).rules_for,
+        rules_for=service.settings.serving.rules_for,
         vm_supervisors=lambda: service.supervisors.connections,
         flush_observations=observe,
         subscribe_deliveries=frontend.observations.subscribe_deliveries,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
@@ -29,7 +30,9 @@ from forewarn.machines.command import CommandSpec, check_commands
 from forewarn.machines.libvirt.connection import LibvirtSettings, check_libvirt
 from forewarn.machines.qemu.definition import QemuSettings, check_qemu
 from forewarn.metadata import ListenerSpec
+from forewarn.metadata.limits import Limits, ServingSettings
 from forewarn.metadata.listener_config import is_ip_address, parse_listen_address, parse_listeners
+from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.versions import ALL_VERSIONS, VERSIONS, UnknownVersionPolicy, check_location_versions
 
 ENVIRONMENT_PREFIX = "FOREWARN_"  # of environment variables that are settings
@@ -77,65 +80,134 @@ NODE_HYPERVISORS = tuple(kind for kind in HypervisorKind if kind not in ("proces
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of a service; `load_settings` merges them from all sources and checks them.
 
-    The environment variable of a setting is FOREWARN_ and its name in capitals; `lab` and tables have none.
+    The environment variable of a setting is FOREWARN_ and its name in capitals; `lab` and tables have none. The comment
+    above a setting is its text in docs/reference/settings.md; one behind it says there what the default is, in words.
     """
 
-    data: str = ""  # the data directory: database, sockets, ledger, certificates
-    lab: bool = False  # a lab: movable clock, a sample fleet if there is no `fleet`, and some other defaults
-    store: str = ""  # `postgresql://…`: the record that the control nodes of a cluster share; "": only in `data`
-    name: str = ""  # the name of this control node, unique in its cluster
-    advertise: str = ""  # URL at which the other control nodes reach this one's API; "": follows from `api`
-    secrets: str = ""  # directory that `forewarn cluster init` made, the same on all control nodes; "": in `data`
-    fleet: str = ""  # a fleet file, applied once, to an empty store
-    listen: tuple[str, ...] = ()  # addresses that VMs call, `ADDRESS:PORT`; a lab also listens on loopback
-    listeners: tuple[dict[str, Any], ...] = ()  # listeners that identify VMs by device, namespace, mark or source
-    sockets: SocketOwner = SocketOwner.OWN  # which process opens the sockets of `listen` and `listeners`
-    workers: int = 0  # processes that answer VMs; 0: the owner process answers them itself
-    port: int = 8254  # of the loopback addresses of a lab
-    one_port_per_vm: bool = False  # in a lab: a port per VM, for machines with only one loopback address
-    enablement: EnablementMode = EnablementMode.ON_REQUEST  # the default in a lab is `always`
-    start_grace_s: float = 60  # wait of events whose notice ended while the service or a host node was down
-    event_settle_s: float = 0  # an event stays listed this long after its last outcome (spec §6.5)
-    max_user_operations: int = 100  # scheduled per scope (spec §8.4)
-    first_answer_delay_s: float = 0  # up to 120 (spec §8.1)
-    requests_per_s: int = 0  # limit per VM, in each worker; 0: no limit (spec §8.5; Azure allows 5)
-    history_days: float = 90  # what ended or was removed longer ago is deleted; 0 keeps everything
-    unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE  # what polls with an unknown api-version get
-    iso_dates: bool = False  # NotBefore in ISO form up to 2017-08-01 (spec §4.2)
-    preview_versions: bool = False  # serve api-version 2024-07-09, with Spot rebalance recommendations (spec §14.4)
-    imds_headers: bool = False  # Server and x-ms-request-id, as Azure's metadata service sends them
-    require_header: bool = False  # require the Metadata header for 2017-03-01 too, also on loopback
-    versions: dict[str, tuple[str, ...]] = {}  # location → the api-versions served there
-    metrics: str = ""  # plain HTTP port for metrics, `ADDRESS:PORT`, where VMs cannot call; "": only at the API
-    api: str = "127.0.0.1:8443"  # HTTPS port for operators, `ADDRESS:PORT`; "": only the unix socket
-    api_url: str = ""  # URL at which clients reach the API, the same for all control nodes; "": as bound
-    api_certificate: str = ""  # PEM file with the chain; "": a certificate of the local CA
-    api_key: str = ""  # PEM file with the key of `api_certificate`
-    api_names: tuple[str, ...] = ()  # more host names for the local CA's certificate
-    token_minutes: float = 60  # lifetime of access tokens
-    identity_on_loopback: bool = False  # issue VM tokens on loopback, where any program can pose as a VM (spec §2.8)
-    oidc_issuer: str = ""  # URL of an external issuer, where clients sign in instead
-    oidc_audience: tuple[str, ...] = ()  # the audiences that its tokens must have
-    oidc_jwks: str = ""  # URL of its keys; "": the one in its openid-configuration
-    oidc_client_id: str = ""  # the portal's client id at that issuer; "": no sign-in to the portal there
-    oidc_client_secret_file: str = ""  # the portal's secret at that issuer; "": a public client without one
-    local_targets: LocalTargets = LocalTargets.NONE  # local addresses of webhooks and issuers; in a lab `loopback`
-    allow_command_checks: bool = False  # health checks of rollouts may run commands, as the user of the service
-    strict_api_versions: bool = False  # reject calls of Azure's API with an unknown api-version
-    hypervisor: HypervisorKind | None = None  # None: not chosen, and only a lab has a default, which is `process`
-    simulate: tuple[dict[str, Any], ...] = ()  # rules for how the simulated hypervisor misbehaves: its `from_rules`
-    commands: dict[str, CommandSpec] = {}  # verb → its command; "*" for all other verbs
-    machines: MachinePolicy = MachinePolicy()  # how long acts on real VMs wait
-    qemu: QemuSettings = QemuSettings()  # the hosts of the hypervisor `qemu`
-    libvirt: LibvirtSettings = LibvirtSettings()  # the hosts of the hypervisor `libvirt`
-    bus: str = ""  # URLs of NATS servers, with which host nodes answer VMs and perform acts; "": this machine does
-    bus_prefix: str = DEFAULT_PREFIX  # of all subjects, if several clusters share the NATS servers
-    bus_credentials: str = ""  # a file with USER:PASSWORD, or a credentials file of NATS
-    bus_ca: str = ""  # a PEM file with the CA of the NATS servers; "": those of the system
-    bus_certificate: str = ""  # a PEM file with a client certificate for the NATS servers
-    bus_key: str = ""  # a PEM file with the key of `bus_certificate`
-    host: str = ""  # for a host node: the name of its host in the fleet
-    stale_minutes: float = 10  # for a host node: after this time without the service, polls get 503
+    # the data directory: database, sockets, ledger, certificates
+    data: str = ""  # `$XDG_STATE_HOME/forewarn`, else `~/.local/state/forewarn`
+    # a lab: movable clock, a sample fleet if there is no `fleet`, and some other defaults
+    lab: bool = False
+    # `postgresql://USER@HOST,HOST/DATABASE`: the record that the control nodes of a [cluster](../how-to/cluster.md)
+    # share; the password may be in a password file of PostgreSQL
+    store: str = ""  # none: a database in `data`, for one service
+    # the name of this control node, unique in its cluster
+    name: str = ""
+    # URL at which the other control nodes reach the API of this one, `https://HOST:PORT`
+    advertise: str = ""  # `https://`, the name of the machine, and the port of `api`
+    # directory with the secrets of the cluster, which `forewarn cluster init` made; the same on all control nodes
+    secrets: str = ""  # `secrets` in `data`
+    # a [fleet file](fleet-file.md), applied once, to an empty store
+    fleet: str = ""  # the sample fleet in a lab
+    # addresses that VMs call, `ADDRESS:PORT`, separated by commas; a VM is identified by its source address
+    listen: tuple[str, ...] = ()  # none; a lab always listens on loopback
+    # sockets that VMs call on real hosts, identified by device, namespace, mark or source; see [below](#listeners)
+    listeners: tuple[dict[str, Any], ...] = ()
+    # the process that opens the sockets of `listen` and `listeners`: the service, or with `helper` the program
+    # `forewarn sockets`
+    sockets: SocketOwner = SocketOwner.OWN
+    # [worker processes](../contributing/workers.md) that answer VMs; with 0 the service answers them itself
+    workers: int = 0
+    # the port of the loopback addresses of a lab
+    port: int = 8254
+    # for machines with only one loopback address: each VM of a lab gets its own port
+    one_port_per_vm: bool = False
+    # when scheduled events are enabled for a scope: once one of its VMs polls, or always
+    enablement: EnablementMode = EnablementMode.ON_REQUEST
+    # how long events that became due while the service was away wait after its start
+    start_grace_s: float = 60
+    # how long an event stays listed after its last act
+    event_settle_s: float = 0
+    # how many user operations may be scheduled at once in a scope
+    max_user_operations: int = 100
+    # how long answers to a scope are delayed after it is enabled; up to 120
+    first_answer_delay_s: float = 0
+    # limit of requests per second and VM; more get 429. Azure allows 5. Each worker counts separately
+    requests_per_s: int = 0  # `0` (no limit)
+    # what ended or was removed longer ago is deleted ([space](data-directory.md#space)); 0 keeps everything
+    history_days: float = 90
+    # an unknown api-version: `refuse` (400), `lenient` (served as the newest one not newer), `not-found` (404)
+    unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE
+    # NotBefore in ISO form for api-versions up to 2017-08-01
+    iso_dates: bool = False
+    # serve api-version 2024-07-09 too, and let Spot VMs get [rebalance
+    # recommendations](contract/newer.md#144-spot-rebalance-recommendation)
+    preview_versions: bool = False
+    # `Server` and `x-ms-request-id` in every response to VMs, as Azure's metadata service sends them
+    imds_headers: bool = False
+    # require the `Metadata` header for api-version 2017-03-01 on loopback too
+    require_header: bool = False
+    # a table: location → the api-versions served there
+    versions: dict[str, tuple[str, ...]] = {}  # all seven
+    # plain HTTP port for the [metrics](metrics.md) of the service, `ADDRESS:PORT`, such as `127.0.0.1:9464`; workers
+    # use the ports after it. Must not be an address that VMs can call
+    metrics: str = ""  # none: only at the API
+    # HTTPS port of the API and the [portal](../how-to/portal.md), `ADDRESS:PORT`; port 0 means any free port; empty:
+    # only the local socket
+    api: str = "127.0.0.1:8443"
+    # URL at which clients reach the API, `https://HOST:PORT`; it is the issuer of tokens, and the same on all control
+    # nodes of a cluster
+    api_url: str = ""  # the address of `api`
+    # PEM file of your own certificate, with its chain
+    api_certificate: str = ""  # a certificate of a local CA, created at the first start
+    # file of its key
+    api_key: str = ""  # the same
+    # more host names and addresses for the local CA's certificate, separated by commas
+    api_names: tuple[str, ...] = ()
+    # lifetime of access tokens, 1 to 1440
+    token_minutes: float = 60
+    # issue [tokens](contract/requests.md#28-managed-identity-tokens) on loopback too, where every program of this
+    # machine can pose as any VM
+    identity_on_loopback: bool = False
+    # URL of an OpenID Connect issuer, where clients sign in instead
+    oidc_issuer: str = ""
+    # the audiences that its tokens must have, separated by commas
+    oidc_audience: tuple[str, ...] = ()
+    # URL of the issuer's keys
+    oidc_jwks: str = ""  # the one in the issuer's openid-configuration
+    # the client id of the [portal](../how-to/portal.md) at that issuer, for people to sign in there
+    oidc_client_id: str = ""
+    # file of that client's secret
+    oidc_client_secret_file: str = ""  # none: a public client
+    # which local addresses webhooks, health checks and the external issuer may have: `none`, `loopback` (this machine),
+    # or `link-local` (this machine and link-local addresses, such as 169.254.169.254). Other machines are always
+    # allowed
+    local_targets: LocalTargets = LocalTargets.NONE
+    # whether [health checks](../how-to/rollout-health.md) of rollouts may run commands, as the user of the service
+    allow_command_checks: bool = False
+    # reject calls of Azure's API without an api-version, or with an unknown one
+    strict_api_versions: bool = False
+    # the hypervisor that performs acts on VMs: `simulated` (touches no real VM), `process`, `command`, `qemu` or
+    # `libvirt`; see [hypervisors](hypervisors.md). With `bus`, it is a setting of the host nodes
+    hypervisor: HypervisorKind | None = None  # none: `forewarn serve` needs one; `process` in a lab
+    # a list of rules that make the simulated hypervisor misbehave
+    simulate: tuple[dict[str, Any], ...] = ()
+    # for the `command` hypervisor, a table: verb → `run`, `timeout_s`, `check`
+    commands: dict[str, CommandSpec] = {}
+    # for real VMs (`qemu`, `libvirt`), a table: how long acts wait for guests, hosts and migrations, and how often
+    # hosts are observed and asked what they have free
+    machines: MachinePolicy = MachinePolicy()  # see [Maintain QEMU VMs](../how-to/qemu.md)
+    # for the `qemu` hypervisor, a table: `hosts.NAME` → `directory`, `prefix`, `fence` and others; `lock_directories`
+    qemu: QemuSettings = QemuSettings()  # none
+    # for the `libvirt` hypervisor, a table: `hosts.NAME` → `uri`, `peer_uri`, `fence` and others
+    libvirt: LibvirtSettings = LibvirtSettings()  # none
+    # URLs of NATS servers, separated by commas: [host nodes](../how-to/host-nodes.md) on this bus answer VMs and
+    # perform acts, in place of this machine
+    bus: str = ""  # none: this machine answers VMs and performs acts
+    # the first part of all subjects, if several services share the NATS servers
+    bus_prefix: str = DEFAULT_PREFIX
+    # file with `USER:PASSWORD` for NATS in its first line, or a credentials file of NATS
+    bus_credentials: str = ""
+    # PEM file of the CA of the NATS servers
+    bus_ca: str = ""  # those of the system
+    # PEM file of a client certificate for the NATS servers
+    bus_certificate: str = ""
+    # file of its key
+    bus_key: str = ""
+    # for a host node: the name of its host in the fleet
+    host: str = ""
+    # for a host node: after this time without the service, polls get 503
+    stale_minutes: float = 10
 
     @property
     def nats(self) -> NatsSettings:
@@ -175,6 +247,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def http_client(self) -> HttpClient:
         """A new HTTP client for webhooks and the external issuer; `local_targets` says where it may call."""
         return HttpClient(local_targets=self.local_targets)
+
+    @property
+    def serving(self) -> ServingSettings:
+        """The part of the settings that every process that answers VMs uses."""
+        rules = EndpointRules(
+            versions=self.served_versions,
+            header_always=self.require_header,
+            unknown_version=self.unknown_version,
+            iso_dates=self.iso_dates,
+            imds_headers=self.imds_headers,
+            gives_tokens=self.identity_on_loopback,
+        )
+        return ServingSettings(
+            rules=rules,
+            rules_by_location={
+                name: dataclasses.replace(rules, versions=versions) for name, versions in self.versions.items()
+            },
+            first_answer_delay_s=self.first_answer_delay_s,
+            limits=Limits(requests_per_s=self.requests_per_s or None),
+        )
 
     @property
     def policy(self) -> Policy:

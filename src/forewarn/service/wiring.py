@@ -305,7 +305,7 @@ async def _start_background_work(
     if cluster is None:
         await publisher.start(backend, metrics_sockets)
     else:
-        cluster.attach(control, publisher, backend, publisher_config(service.settings))
+        cluster.attach(control, publisher, backend, service.settings.serving)
         await publisher.start(backend, make_sink=cluster.make_streams)
         stack.push_async_callback(cluster.close)
     stack.push_async_callback(write_all_observations, frontend.observations, control.store)

@@ -7,8 +7,8 @@ publisher or a host node tells it what VMs may see and where they call from.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from forewarn.metadata import (
     CallerDirectory,
     DedicatedIdentity,
     GuestObservations,
-    Limits,
     ListenerSpec,
     MetadataBackend,
     MetadataServer,
@@ -28,12 +27,12 @@ from forewarn.metadata import (
     VmListener,
     dedicated_attachment,
 )
+from forewarn.metadata.limits import ServingSettings
 from forewarn.metadata.request_counters import RequestTotals
 from forewarn.metadata.transport_faults import FaultTable
 from forewarn.metadata.workers import messages
 from forewarn.metadata.workers.network_listeners import NetworkListeners
 from forewarn.metadata.workers.pool import WorkerPool
-from forewarn.protocol.exchange import EndpointRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +40,9 @@ class FrontendConfig:
     """The settings that a `MetadataFrontend` needs: how VMs are answered, and on which listeners."""
 
     workers: int = 0  # worker processes; 0: this process answers the VMs
-    first_answer_delay_s: float = 0.0  # for how long (real time) responses wait after a scope was enabled (spec §8.1)
-    requests_per_s: int | None = None  # per VM, in each process that answers VMs; None: no limit
-    rules: EndpointRules = field(default_factory=EndpointRules)  # what the endpoint accepts
-    rules_by_location: Mapping[str, EndpointRules] = field(default_factory=dict)  # only locations with their own
+    serving: ServingSettings = ServingSettings()
     listeners: tuple[ListenerSpec, ...] = ()  # on real networks; empty in most labs
     helper_socket: Path | None = None  # where `forewarn sockets` passes open sockets; None: this process opens them
-
-    def rules_for(self, location: str) -> EndpointRules:
-        """Return the endpoint rules for VMs of this location: its own, or the general `rules`."""
-        return self.rules_by_location.get(location, self.rules)
 
 
 class MetadataFrontend:
@@ -178,33 +170,26 @@ class MetadataFrontend:
         return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
 
     def _new_server(self, backend: MetadataBackend, store_tag: str) -> MetadataServer:
+        serving = self._config.serving
         documents = self._documents = PublishedDocuments(
-            first_answer_delay_s=self._config.first_answer_delay_s, store_tag=store_tag
+            first_answer_delay_s=serving.first_answer_delay_s, store_tag=store_tag
         )
         return MetadataServer(
             documents=documents,
             backend=backend,
             callers=self.callers,
-            rules_for=self._config.rules_for,
-            limits=Limits(requests_per_s=self._config.requests_per_s),
-            imds_headers=self._config.rules.imds_headers,
+            rules_for=serving.rules_for,
+            limits=serving.limits,
+            imds_headers=serving.rules.imds_headers,
             real_time=self._real_time,
         )
 
     def _new_worker_pool(
         self, backend: MetadataBackend, store_tag: str, metrics_sockets: tuple[socket.socket, ...]
     ) -> WorkerPool:
-        config = self._config
-        begin = messages.BeginServing(
-            config.rules,
-            dict(config.rules_by_location),
-            config.first_answer_delay_s,
-            config.requests_per_s,
-            store_tag,
-        )
         return WorkerPool(
-            config.workers,
-            begin=begin,
+            self._config.workers,
+            begin=messages.BeginServing(self._config.serving, store_tag),
             backend=backend,
             callers=self.callers,
             clock=self._clock,

@@ -30,9 +30,9 @@ from forewarn.metadata.identity import (
     SourceAddressIdentity,
 )
 from forewarn.metadata.interface import PublishedScope, ResetConnection
+from forewarn.metadata.limits import ServingSettings
 from forewarn.metadata.request_counters import RequestTotals
 from forewarn.protocol.document import Document
-from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.http_message import HttpResponse
 from forewarn.protocol.instance import InstanceFacts
 from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
@@ -54,10 +54,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class BeginServing(_Message, frozen=True):
     """To a worker: the settings for serving VMs. The first message, sent once."""
 
-    rules: EndpointRules  # for all other locations
-    rules_by_location: dict[str, EndpointRules]  # for locations that differ from `rules`
-    first_answer_delay_s: float  # for how long (real time) responses wait after a scope was enabled (spec §8.1)
-    requests_per_s: float | None  # per VM, in each worker; None: no limit
+    settings: ServingSettings
     store_tag: str = ""  # part of every ETag (spec §4.3)
 
 

@@ -22,13 +22,12 @@ from forewarn.base.clock import LabClock, SystemClock
 from forewarn.base.log_rate_limit import limit_repeated_messages
 from forewarn.base.metrics_server import MetricsServer
 from forewarn.errors import Unavailable
-from forewarn.metadata import CallerDirectory, Limits, MetadataServer, PublishedDocuments, VmListener
+from forewarn.metadata import CallerDirectory, MetadataServer, PublishedDocuments, VmListener
 from forewarn.metadata.fault_quota import SharedFaultQuota
 from forewarn.metadata.observations import BATCH_SIZE, BATCHES_PER_SECOND, REPORT_INTERVAL_S
 from forewarn.metadata.request_counters import RequestTotals
 from forewarn.metadata.workers import messages
 from forewarn.metadata.workers.channel import PEER_GONE, SIGNALS_BLOCKED_AT_START, WorkerChannel
-from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
 
 log = logging.getLogger(__name__)
@@ -221,19 +220,16 @@ class Worker:
             handler(message)
 
     def _on_begin(self, message: messages.BeginServing) -> None:
-        def rules_for(location: str) -> EndpointRules:
-            return message.rules_by_location.get(location, message.rules)
-
         self._documents = PublishedDocuments(
-            first_answer_delay_s=message.first_answer_delay_s, store_tag=message.store_tag
+            first_answer_delay_s=message.settings.first_answer_delay_s, store_tag=message.store_tag
         )
         self._server = MetadataServer(
             documents=self._documents,
             backend=self._backend,
             callers=self._callers,
-            rules_for=rules_for,
-            limits=Limits(requests_per_s=message.requests_per_s),
-            imds_headers=message.rules.imds_headers,
+            rules_for=message.settings.rules_for,
+            limits=message.settings.limits,
+            imds_headers=message.settings.rules.imds_headers,
             fault_quota=self._fault_quota,
         )
         self._server.faults.subscribe_hits(self._schedule_fault_report)
