@@ -80,7 +80,7 @@ class _TimedNode(HostNode):
 async def _run_node(url: str, host: str, result: TaskResult) -> None:
     subjects = Subjects()
     bus = await NatsBus.connect(NatsSettings(url=url), name=f"node of host {host}", inbox=subjects.inbox(host))
-    hypervisor = SimulatedHypervisor(EffectLedger.open(None))
+    hypervisor = SimulatedHypervisor(EffectLedger(None))
     info = NodeInfo(f"bench-{host}", 1, __version__)
     node = _TimedNode(
         bus, HostNodeConfig(host=host, info=info, frontend=FrontendConfig()), hypervisor=hypervisor, terms=_Terms()

@@ -99,7 +99,7 @@ def _held_lease(record: PostgresRecord) -> Iterator[LeaseRow]:
 async def _write_fleet(path: Path, record: PostgresRecord, lease: LeaseRow, vms: int) -> None:
     """Add this many VMs to the record, each a scope of its own, as an active node does."""
     store = open_replicated(path, record, lease)
-    hypervisor = SimulatedHypervisor(EffectLedger.open(None))
+    hypervisor = SimulatedHypervisor(EffectLedger(None))
     control = ControlPlane(
         store=store,
         clock=SystemClock(),

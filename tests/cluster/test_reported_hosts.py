@@ -75,7 +75,7 @@ async def listing_nodes(world: ClusterWorld) -> AsyncGenerator[dict[str, Listing
     hypervisors: dict[str, ListingHypervisor] = {}
 
     def make(host: str) -> ListingHypervisor:
-        ledger = world.ledgers.setdefault(host, EffectLedger.open(None))
+        ledger = world.ledgers.setdefault(host, EffectLedger(None))
         return hypervisors.setdefault(host, ListingHypervisor(ledger, host))
 
     world.make_hypervisor = make

@@ -26,7 +26,7 @@ class KnowingHypervisor(SimulatedHypervisor):
         incompatible_hosts: Mapping[str, frozenset[str]] | None = None,
         silent_hosts: frozenset[str] = frozenset(),
     ) -> None:
-        super().__init__(EffectLedger.open(None))
+        super().__init__(EffectLedger(None))
         self.free_mib = {"h2": 2_500, "h3": 4_500} if free_mib is None else free_mib
         self.size_mib = {"Small": 2_000}
         self.vm_mib = vm_mib or {}

@@ -96,7 +96,7 @@ def test_a_preview_of_an_impossible_operation_is_refused_too(world: World) -> No
 
 
 def test_a_hypervisor_that_says_nothing_supports_every_verb() -> None:
-    hypervisor = SimulatedHypervisor(EffectLedger.open(None))
+    hypervisor = SimulatedHypervisor(EffectLedger(None))
     support = VerbSupport.of(hypervisor)
     for verb in Verb:
         support.require(verb)

@@ -76,7 +76,7 @@ def effects(data: Path) -> dict[str, int]:
     """How often each act took effect, read from the hypervisor's own ledger."""
     from forewarn.machines.ledger import EffectLedger
 
-    ledger = EffectLedger.open(data / "simulated.db")
+    ledger = EffectLedger(data / "simulated.db")
     try:
         assert ledger.repeated_effects == 0
         counted: dict[str, int] = {}

@@ -59,7 +59,7 @@ class KillAtLine:
 
 
 async def perform_all(path: Path, count: int) -> None:
-    simulated = SimulatedHypervisor(EffectLedger.open(path))
+    simulated = SimulatedHypervisor(EffectLedger(path))
     for act in acts_of(count):
         answer = await simulated.perform(act, BEGIN_AT)
         if isinstance(answer, ActUnderWay):

@@ -20,10 +20,10 @@ class TestSimulated(HypervisorConformance):
         self.path = tmp_path / "ledger.db"
 
     async def open(self) -> SimulatedHypervisor:
-        return SimulatedHypervisor(EffectLedger.open(self.path))
+        return SimulatedHypervisor(EffectLedger(self.path))
 
     def effects(self, act: Act) -> int:
-        ledger = EffectLedger.open(self.path)
+        ledger = EffectLedger(self.path)
         try:
             return sum(effect.act_id == act.id for effect in ledger.effects()) + ledger.repeated_effects
         finally:

@@ -18,7 +18,7 @@ from forewarn.machines.ledger import Effect, EffectLedger, VmHistory
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[EffectLedger]:
-    ledger = EffectLedger.open(tmp_path / "ledger.db")
+    ledger = EffectLedger(tmp_path / "ledger.db")
     yield ledger
     ledger.close()
 
@@ -50,13 +50,13 @@ def test_effects_are_listed_as_they_began_and_by_vm(ledger: EffectLedger) -> Non
 
 
 def test_effects_are_there_after_the_ledger_is_reopened(tmp_path: Path) -> None:
-    first = EffectLedger.open(tmp_path / "ledger.db")
+    first = EffectLedger(tmp_path / "ledger.db")
     first.count_perform("1")
     first.record_effect(effect("1", Verb.REDEPLOY, from_host="h1", to_host="h2"))
     before = first.effects()
     first.close()
 
-    second = EffectLedger.open(tmp_path / "ledger.db")
+    second = EffectLedger(tmp_path / "ledger.db")
     assert second.effects() == before
     assert second.count_perform("1") == 2
     second.close()
@@ -177,7 +177,7 @@ def test_the_ledger_is_unavailable_while_another_process_writes(ledger: EffectLe
 
 
 def test_a_ledger_can_be_closed_twice() -> None:
-    ledger = EffectLedger.open(None)
+    ledger = EffectLedger(None)
     ledger.close()
     ledger.close()
 
@@ -190,7 +190,7 @@ def _of_another_program(path: Path) -> None:
 
 
 def _of_a_later_version(path: Path) -> None:
-    EffectLedger.open(path).close()
+    EffectLedger(path).close()
     later = sqlite3.connect(path)
     later.execute("PRAGMA user_version = 99")
     later.commit()
@@ -214,7 +214,7 @@ def test_a_file_that_is_not_a_ledger_is_rejected_and_stays_unchanged(tmp_path: P
     make(path)
     before = path.read_bytes()
     with pytest.raises(Rejected, match=why):
-        EffectLedger.open(path)
+        EffectLedger(path)
     assert path.read_bytes() == before
 
 
@@ -222,4 +222,4 @@ def test_the_error_names_a_missing_directory(tmp_path: Path) -> None:
     with pytest.raises(
         Unavailable, match=r"nowhere/ledger.db' cannot be opened .*: check its directory, then try again"
     ):
-        EffectLedger.open(tmp_path / "nowhere" / "ledger.db")
+        EffectLedger(tmp_path / "nowhere" / "ledger.db")

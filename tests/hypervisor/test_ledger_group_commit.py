@@ -19,7 +19,7 @@ def effect(number: int) -> Effect:
 
 def test_writes_of_one_moment_share_a_commit_and_are_durable_when_answered(tmp_path: Path) -> None:
     async def scenario() -> None:
-        ledger, statements = EffectLedger.open(tmp_path / "ledger"), list[str]()
+        ledger, statements = EffectLedger(tmp_path / "ledger"), list[str]()
         ledger._connection.set_trace_callback(statements.append)
 
         async def begin(number: int) -> None:
@@ -39,7 +39,7 @@ def test_writes_of_one_moment_share_a_commit_and_are_durable_when_answered(tmp_p
 
 def test_a_failing_write_does_not_undo_the_others_of_its_group(tmp_path: Path) -> None:
     async def scenario() -> None:
-        ledger = EffectLedger.open(tmp_path / "ledger")
+        ledger = EffectLedger(tmp_path / "ledger")
 
         def fail() -> None:
             ledger.record_effect(effect(1))
@@ -56,7 +56,7 @@ def test_a_failing_write_does_not_undo_the_others_of_its_group(tmp_path: Path) -
 
 def test_if_the_file_is_unavailable_all_writes_of_a_group_fail_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
-        ledger = EffectLedger.open(tmp_path / "ledger")
+        ledger = EffectLedger(tmp_path / "ledger")
         ledger._connection.execute("PRAGMA busy_timeout = 50")
         other = sqlite3.connect(tmp_path / "ledger", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -74,7 +74,7 @@ def test_if_the_file_is_unavailable_all_writes_of_a_group_fail_at_once(tmp_path:
 
 def test_a_cancelled_write_does_not_block_the_others(tmp_path: Path) -> None:
     async def scenario() -> None:
-        ledger = EffectLedger.open(tmp_path / "ledger")
+        ledger = EffectLedger(tmp_path / "ledger")
         impatient, patient = (
             asyncio.create_task(ledger.write_in_group(lambda: ledger.count_perform("a"))) for _ in "ab"
         )

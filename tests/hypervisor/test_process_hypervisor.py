@@ -90,7 +90,7 @@ class ServiceRun:
 
 
 def open_run(directory: Path, *, grace_s: float = 5.0, answer_timeout_s: float = 5.0) -> ServiceRun:
-    ledger = EffectLedger.open(directory / "ledger.db")
+    ledger = EffectLedger(directory / "ledger.db")
     supervisors = SupervisorRegistry(SupervisorRecords(directory / "vms"), grace_s=grace_s)
     return ServiceRun(
         supervisors=supervisors,

@@ -42,7 +42,7 @@ def act(verb: Verb = Verb.REBOOT, *, name: str = "web-1", event: str = "E1", dur
 
 @pytest.fixture
 def ledger() -> Iterator[EffectLedger]:
-    ledger = EffectLedger.open(None)
+    ledger = EffectLedger(None)
     yield ledger
     ledger.close()
 
@@ -129,12 +129,12 @@ def test_an_act_that_ended_by_a_rule_keeps_its_outcome_after_a_change_of_rules(
     tmp_path: Path, rule: BehaviourRule, rules: tuple[BehaviourRule, ...]
 ) -> None:
     """The store may not have its outcome yet, so the act is performed again after a restart."""
-    first = SimulatedHypervisor(EffectLedger.open(tmp_path / "ledger.db"), SimulatedBehaviour((rule,)))
+    first = SimulatedHypervisor(EffectLedger(tmp_path / "ledger.db"), SimulatedBehaviour((rule,)))
     done = perform(first, act())
     assert isinstance(done, ActDone)
     asyncio.run(first.close())
 
-    second = SimulatedHypervisor(EffectLedger.open(tmp_path / "ledger.db"), SimulatedBehaviour(rules))
+    second = SimulatedHypervisor(EffectLedger(tmp_path / "ledger.db"), SimulatedBehaviour(rules))
     assert second.has_begun(act().id)
     assert perform(second, act(), NOW + 3600) == done
     assert second.ledger.effects() == []
@@ -174,7 +174,7 @@ def test_unreachable_attempts_are_counted_across_restarts(ledger: EffectLedger) 
 
 
 def test_a_closed_hypervisor_is_unavailable() -> None:
-    simulated = SimulatedHypervisor(EffectLedger.open(None))
+    simulated = SimulatedHypervisor(EffectLedger(None))
     asyncio.run(simulated.close())
     with pytest.raises(Unavailable, match=r"ledger ':memory:' cannot be used now .*: try again later"):
         perform(simulated, act())

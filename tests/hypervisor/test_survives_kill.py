@@ -43,7 +43,7 @@ def run_performer(ledger: Path, acts: int, line: int = 0) -> tuple[int, list[dic
 
 @contextmanager
 def open_ledger(path: Path) -> Iterator[EffectLedger]:
-    ledger = EffectLedger.open(path)
+    ledger = EffectLedger(path)
     try:
         yield ledger
     finally:

@@ -155,7 +155,7 @@ class SimulatedService:
         database: Path | None,
     ) -> None:
         """`on_open` is called with store and lab time of each new process; `database` None: the store is in memory."""
-        self.ledger = EffectLedger.open(None)
+        self.ledger = EffectLedger(None)
         self.behaviour = SimulatedBehaviour()
         self.died = asyncio.Event()
         self._policy, self._chance, self._new_id, self._database = policy, chance, new_id, database

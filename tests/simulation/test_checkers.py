@@ -37,7 +37,7 @@ class Found:
 
     def __init__(self) -> None:
         self.rules: list[str] = []
-        self.ledger = EffectLedger.open(None)
+        self.ledger = EffectLedger(None)
         self.now = 0.0
         self.checker = HostChecker(lambda rule, text: self.rules.append(rule), lambda: self.ledger, lambda: self.now)
         self.commit(Commit(vms=(VM,), hosts=(a_host("h1"), a_host("h2"))))

@@ -202,7 +202,7 @@ class ClusterWorld:
         await self.active.start()
 
     def _simulated(self, host: str) -> SimulatedHypervisor:
-        ledger = self.ledgers.get(host) or self.ledgers.setdefault(host, EffectLedger.open(None))
+        ledger = self.ledgers.get(host) or self.ledgers.setdefault(host, EffectLedger(None))
         return SimulatedHypervisor(ledger, self.behaviour)
 
     async def start_node(

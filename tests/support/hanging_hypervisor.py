@@ -14,7 +14,7 @@ class HangingHostHypervisor(SimulatedHypervisor):
     """Simulates all acts except for those on VMs of host `host`, which wait forever."""
 
     def __init__(self, host: str) -> None:
-        super().__init__(EffectLedger.open(None))
+        super().__init__(EffectLedger(None))
         self._host = host
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:

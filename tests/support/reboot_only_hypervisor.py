@@ -13,7 +13,7 @@ class RebootOnlyHypervisor(SimulatedHypervisor):
     """Simulates reboots; acts with other verbs fail, as those of the command hypervisor without a command do."""
 
     def __init__(self) -> None:
-        super().__init__(EffectLedger.open(None))
+        super().__init__(EffectLedger(None))
 
     @property
     def supported_verbs(self) -> frozenset[Verb]:

@@ -17,7 +17,7 @@ class ReportingHypervisor(SimulatedHypervisor):
     """
 
     def __init__(self, *, note: str = "", waits_for_host: str = "") -> None:
-        super().__init__(EffectLedger.open(None))
+        super().__init__(EffectLedger(None))
         self.note = note
         self.waits_for_host = waits_for_host
 

@@ -92,7 +92,7 @@ class World:
         self.limits = limits
         self.prober = prober
         self.ids = sequential_ids()
-        self.hypervisor = hypervisor or SimulatedHypervisor(EffectLedger.open(None))
+        self.hypervisor = hypervisor or SimulatedHypervisor(EffectLedger(None))
         self.ledger = self.hypervisor.ledger
         self.store: Store = store or MemoryStore()
         self.clock = LabClock(ClockSetting(lab_at=now, real_at=RealTime(0.0), speed=0.0), real=lambda: RealTime(0.0))

@@ -77,7 +77,7 @@ async def _service_families() -> list[Metric]:
         real_time=lambda: RealTime(0.0),
         http_client=HttpClient(local_targets=LocalTargets.NONE),
     )
-    hypervisor = SimulatedHypervisor(EffectLedger.open(None))
+    hypervisor = SimulatedHypervisor(EffectLedger(None))
     control = ControlPlane(store=store, clock=clock, hypervisor=hypervisor, inputs=inputs)
     directory = FleetDirectory(store)
     metrics = ServiceMetrics(

@@ -297,7 +297,7 @@ def _simulate_in_thread(snapshot: _StoreSnapshot, action: RequestAction, vms: in
 
 async def _simulate(snapshot: _StoreSnapshot, action: RequestAction, vms: int, approves: bool) -> SimulatedRequest:
     store = await snapshot.to_memory_store()
-    hypervisor = SimulatedHypervisor(EffectLedger.open(None))
+    hypervisor = SimulatedHypervisor(EffectLedger(None))
     # Begun before the request, so that they end when the real ones do.
     for act, since in snapshot.running_acts:
         await hypervisor.perform(act, since)

@@ -84,7 +84,7 @@ async def open_lab_service(
     async with AsyncExitStack() as stack:
         store = MemoryStore()
         stack.push_async_callback(store.close)
-        hypervisor = hypervisor or SimulatedHypervisor(EffectLedger.open(None), behaviour)
+        hypervisor = hypervisor or SimulatedHypervisor(EffectLedger(None), behaviour)
         stack.push_async_callback(hypervisor.close)
         control = ControlPlane(
             store=store,

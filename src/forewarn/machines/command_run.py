@@ -11,7 +11,6 @@ import asyncio
 import fcntl
 import os
 import signal
-import sqlite3
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from pathlib import Path
 import msgspec
 
 from forewarn.base.times import LabTime
-from forewarn.errors import Rejected
-from forewarn.machines.interface import ActNotTried, process_start_time, wait_for_process_exit
+from forewarn.machines.interface import process_start_time, wait_for_process_exit
+from forewarn.machines.journal import SqliteJournal
 
 _OUTPUT_TAIL_BYTES = 4096
 _KILL_WAIT_S = 10.0  # until a killed process must be gone
@@ -34,9 +33,9 @@ _DEFAULT_SIGNALS = (
     signal.SIGTERM,
 )  # commands get the default action of these
 _RETENTION_S = 30 * 24 * 3600.0  # lab time; by then the outcome has long been in the history
-_CREATE_TABLE = (
-    "CREATE TABLE IF NOT EXISTS attempt (act_id TEXT PRIMARY KEY, begun_at REAL NOT NULL, pid INTEGER NOT NULL,"
-    " started TEXT NOT NULL, ok INTEGER, note TEXT NOT NULL) WITHOUT ROWID"
+_SCHEMA = (
+    "CREATE TABLE attempt (act_id TEXT PRIMARY KEY, begun_at REAL NOT NULL, pid INTEGER NOT NULL,"
+    " started TEXT NOT NULL, ok INTEGER, note TEXT NOT NULL) WITHOUT ROWID",
 )
 
 
@@ -185,26 +184,14 @@ class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""  # of the outcome, for people
 
 
-class CommandRunJournal:
-    """The journal of the commands that performed acts, a SQLite file. Writes are durable on return."""
+class CommandRunJournal(SqliteJournal):
+    """The journal of the commands that performed acts."""
 
-    # For each run, call `begin`, then `record_process`, then `end`. Calls block, and raise ActNotTried if the file
-    # cannot be used. Entries that ended are deleted 30 days of lab time after they began.
+    # For each run, call `begin`, then `record_process`, then `end`. Entries that ended are deleted 30 days of lab time
+    # after they began.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            with ExitStack() as undo:
-                self._connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
-                undo.callback(self._connection.close)
-                self._connection.execute("PRAGMA journal_mode = WAL")
-                self._connection.execute("PRAGMA synchronous = FULL")
-                self._connection.execute(_CREATE_TABLE)
-                undo.pop_all()
-        except sqlite3.DatabaseError as error:
-            raise Rejected(
-                f"the journal of commands {str(path)!r} cannot be used ({error}): move it away, or name another --data"
-            ) from error
+    title = "journal of commands"
+    schema = _SCHEMA
 
     def find(self, act_id: str) -> CommandRunRecord | None:
         rows = self._execute("SELECT act_id, begun_at, pid, started, ok, note FROM attempt WHERE act_id = ?", act_id)
@@ -232,13 +219,3 @@ class CommandRunJournal:
             now,
             note,
         )
-
-    def close(self) -> None:
-        """Close the file; may be called twice. Later calls of the other methods raise ActNotTried."""
-        self._connection.close()
-
-    def _execute(self, sql: str, *values: object) -> list[tuple[object, ...]]:
-        try:
-            return self._connection.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
-            raise ActNotTried(f"the journal of commands {str(self._path)!r} cannot be used now ({error})") from error

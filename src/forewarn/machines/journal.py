@@ -1,25 +1,28 @@
-"""The durable journal of acts on real VMs: which steps each act has entered, and how it ended.
+"""SQLite journals of hypervisors, and the one of acts on real VMs: which steps each has entered, and how it ended.
 
-It is a SQLite file. A step is durable before it takes effect. Calls block; writes are durable on return.
+A step is durable before it takes effect.
 """
 
 from __future__ import annotations
 
 import sqlite3
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec.structs import asdict
 
 from forewarn.core.cause import Verb
-from forewarn.errors import Rejected
+from forewarn.errors import Rejected, Unavailable
 from forewarn.machines.interface import ActNotTried
 from forewarn.machines.steps import Enter, MachineActRecord, Step, StepEntry
 
+IN_MEMORY = ":memory:"
 _RETENTION_S = 30 * 24 * 3600.0  # lab time; by then the outcome has long been in the history
-_APPLICATION_ID, _USER_VERSION = 0x66776D6A, 1  # marks the file as such a journal ("fwmj") with this schema
 _SCHEMA = (
     "CREATE TABLE act (act_id TEXT PRIMARY KEY, verb TEXT NOT NULL, vm TEXT NOT NULL, name TEXT NOT NULL,"
     " source TEXT NOT NULL, destination TEXT NOT NULL, is_abrupt INTEGER NOT NULL, is_stopped INTEGER NOT NULL,"
@@ -29,49 +32,95 @@ _SCHEMA = (
     "CREATE TABLE step (seq INTEGER PRIMARY KEY, act_id TEXT NOT NULL, step TEXT NOT NULL, lab_at REAL NOT NULL,"
     " real_at REAL NOT NULL)",
     "CREATE INDEX step_of_act ON step (act_id)",
-    f"PRAGMA application_id = {_APPLICATION_ID}",
-    f"PRAGMA user_version = {_USER_VERSION}",
 )
 _ACT_COLUMNS = tuple(name for name in MachineActRecord.__struct_fields__ if name != "steps")
 
 
-class MachineJournal:
-    """The journal of acts on real VMs, a SQLite file. Each act has one record, with all its steps.
+class SqliteJournal:
+    """A SQLite file of a hypervisor, or a database in memory, that begins with a schema of its own.
 
-    For each act, call `begin`, then `enter` for each further step, then `end`. Writes are durable on return; calls
-    block, and only one thread may call at a time. ActNotTried if the file cannot be used.
+    Writes are durable on return, or at the end of their `transaction`. Calls block, and are safe from any thread; all
+    raise ActNotTried if the database cannot be used.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    title: ClassVar[str]  # what the file is, for people
+    schema: ClassVar[tuple[str, ...]]  # the statements that make an empty file one of these
+    identity: ClassVar[tuple[int, int]] = (0, 0)  # its `application_id` and `user_version`, which other files lack
+
+    def __init__(self, path: Path | None) -> None:
+        """Open the file, created if missing; None: a database in memory."""
+        self._name = str(path) if path else IN_MEMORY
+        self._lock = threading.RLock()
         try:
             with ExitStack() as undo:
-                self._connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
-                undo.callback(self._connection.close)
-                self._create_schema()
+                connection = sqlite3.connect(self._name, timeout=1.0, isolation_level=None, check_same_thread=False)
+                undo.callback(connection.close)
+                self._create_schema(connection)
                 undo.pop_all()
+        except sqlite3.OperationalError as error:
+            raise Unavailable(
+                f"{self.title} {self._name!r} cannot be opened ({error}): check its directory, then try again"
+            ) from error
         except sqlite3.DatabaseError as error:
             raise Rejected(
-                f"the journal of acts {str(path)!r} cannot be used ({error}): move it away, or name another --data"
+                f"file {self._name!r} is not a {self.title}, or is damaged ({error}): restore it or name another --data"
             ) from error
+        self._connection = connection
+        weakref.finalize(self, connection.close)  # in case its user forgets to
 
-    def _create_schema(self) -> None:
+    def _create_schema(self, connection: sqlite3.Connection) -> None:
         """Create the tables in an empty file. Leaves a file of another program untouched."""
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            (found,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            identity = [
-                self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-            ]
-            if found and identity != [_APPLICATION_ID, _USER_VERSION]:
+        pragmas = tuple(zip(("application_id", "user_version"), self.identity, strict=True))
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            (found,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            is_ours = all(connection.execute(f"PRAGMA {name}").fetchone()[0] == value for name, value in pragmas)
+            if found and not is_ours:
                 raise Rejected(
-                    f"file {str(self._path)!r} is not a journal of acts of this version and was not changed: "
+                    f"file {self._name!r} is not a {self.title} of this version and was not changed: "
                     "name another --data"
                 )
-            for statement in () if found else _SCHEMA:
-                self._connection.execute(statement)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = FULL")
+            for statement in () if found else (*self.schema, *(f"PRAGMA {name} = {value}" for name, value in pragmas)):
+                connection.execute(statement)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Return a context manager that commits what the block writes at its end, or nothing after an error."""
+        with self._lock:
+            self._execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._execute("ROLLBACK")
+
+    def _execute(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._connection.execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                raise ActNotTried(
+                    f"{self.title} {self._name!r} cannot be used now ({error}): try again later"
+                ) from error
+
+    def close(self) -> None:
+        """Close the database; may be called twice. Later calls raise ActNotTried; one in memory is lost."""
+        with self._lock:
+            self._connection.close()
+
+
+class MachineJournal(SqliteJournal):
+    """The journal of acts on real VMs. Each act has one record, with all its steps.
+
+    For each act, call `begin`, then `enter` for each further step, then `end`.
+    """
+
+    title = "journal of acts"
+    schema = _SCHEMA
+    identity = (0x66776D6A, 1)  # "fwmj"
 
     def find(self, act_id: str) -> MachineActRecord | None:
         """Return the record of this act; None if it never began, or if its record was deleted as old."""
@@ -119,7 +168,7 @@ class MachineJournal:
         before = record.steps[0].lab_at - _RETENTION_S
         values = asdict(record)
         placeholders = ", ".join("?" * (len(_ACT_COLUMNS) + 1))
-        with self._transaction():
+        with self.transaction():
             old = "SELECT act_id FROM act WHERE ok IS NOT NULL AND begun_at < ?"
             self._execute(f"DELETE FROM step WHERE act_id IN ({old})", before)
             self._execute("DELETE FROM act WHERE ok IS NOT NULL AND begun_at < ?", before)
@@ -134,7 +183,7 @@ class MachineJournal:
 
     def enter(self, act_id: str, decision: Enter, *, lab_at: float, real_at: float) -> None:
         """Store that the act enters the decision's step, at these times, with the decision's other fields."""
-        with self._transaction():
+        with self.transaction():
             updated = self._execute(
                 "UPDATE act SET release = coalesce(?, release), failure = coalesce(nullif(?, ''), failure),"
                 " detail = coalesce(nullif(?, ''), detail), downtime_ms = coalesce(?, downtime_ms)"
@@ -152,10 +201,6 @@ class MachineJournal:
         """Store the outcome of an act; its first outcome stays."""
         self._execute("UPDATE act SET ok = ?, note = ? WHERE act_id = ? AND ok IS NULL", ok, note, act_id)
 
-    def close(self) -> None:
-        """Close the file; may be called twice. Later calls of the other methods raise ActNotTried."""
-        self._connection.close()
-
     def _insert_step(self, act_id: str, entry: StepEntry) -> None:
         self._execute(
             "INSERT INTO step (act_id, step, lab_at, real_at) VALUES (?, ?, ?, ?)",
@@ -170,19 +215,3 @@ class MachineJournal:
         steps = self._execute("SELECT step, lab_at, real_at FROM step WHERE act_id = ? ORDER BY seq", values["act_id"])
         entries = [dict(zip(StepEntry.__struct_fields__, step, strict=True)) for step in steps]
         return msgspec.convert(values | {"steps": entries}, MachineActRecord, strict=False)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._execute("COMMIT")
-        finally:
-            if self._connection.in_transaction:
-                self._execute("ROLLBACK")
-
-    def _execute(self, sql: str, *values: object) -> list[tuple[object, ...]]:
-        try:
-            return self._connection.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
-            raise ActNotTried(f"the journal of acts {str(self._path)!r} cannot be used now ({error})") from error

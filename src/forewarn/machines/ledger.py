@@ -7,11 +7,7 @@ while a lab runs in another thread.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,11 +15,9 @@ import msgspec
 
 from forewarn.base.times import LabTime
 from forewarn.core.cause import Verb
-from forewarn.errors import Rejected, Unavailable
 from forewarn.machines.interface import ActDone, ActNotTried
+from forewarn.machines.journal import IN_MEMORY, SqliteJournal
 
-_IN_MEMORY = ":memory:"
-_APPLICATION_ID, _USER_VERSION = 0x66776C67, 1  # marks the file as a ledger ("fwlg") with this schema
 _SCHEMA = (
     "CREATE TABLE act (act_id TEXT PRIMARY KEY, performs INTEGER NOT NULL DEFAULT 0,"
     " repeats INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID",
@@ -33,8 +27,6 @@ _SCHEMA = (
     "CREATE INDEX effect_of_vm ON effect (vm)",
     "CREATE TABLE outcome (seq INTEGER PRIMARY KEY, act_id TEXT NOT NULL UNIQUE, at REAL NOT NULL,"  # without effect
     " ok INTEGER NOT NULL, note TEXT NOT NULL)",
-    f"PRAGMA application_id = {_APPLICATION_ID}",
-    f"PRAGMA user_version = {_USER_VERSION}",
 )
 _EFFECT_COLUMNS = "act_id, vm, verb, event_id, begun_at, ends_at, ended, from_host, to_host"
 _SELECT_EFFECTS = f"SELECT {_EFFECT_COLUMNS}, coalesce(performs, 0) FROM effect LEFT JOIN act USING (act_id)"
@@ -70,46 +62,21 @@ class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""  # where the effects of any verb have left it; "": on no host, or unknown
 
 
-class EffectLedger:
-    """The simulated hypervisor's record of effects on VMs, at most one per act id, in a SQLite file or in memory.
+class EffectLedger(SqliteJournal):
+    """The simulated hypervisor's record of effects on VMs, at most one per act id.
 
     It keeps at least the newest 100,000 ended entries and those of the last day of lab time; an act whose effect was
-    deleted can have one again. Calls without `await` block, and are safe from any thread. All raise ActNotTried if the
-    ledger cannot be used.
+    deleted can have one again.
     """
 
-    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
-        self._connection = connection
-        self._name = name
-        self._lock = threading.RLock()
+    title = "ledger"
+    schema = _SCHEMA
+    identity = (0x66776C67, 1)  # "fwlg"
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__(path)
         self._queued_writes: list[tuple[_WriteFunction, asyncio.Future[Any]]] = []
         self._commit_task: asyncio.Task[None] | None = None
-        weakref.finalize(self, connection.close)  # in case its user forgets to
-
-    @classmethod
-    def open(cls, path: Path | None) -> EffectLedger:
-        """Open the ledger in this file, created if missing, and return it; None: in memory."""
-        name = str(path) if path else _IN_MEMORY
-        return cls(_connect(name), name)
-
-    def _execute(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._lock:
-            try:
-                return self._connection.execute(sql, values).fetchall()
-            except sqlite3.Error as error:
-                raise ActNotTried(f"ledger {self._name!r} cannot be used now ({error}): try again later") from error
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Return a context manager that commits what the block writes at its end, or nothing after an error."""
-        with self._lock:
-            self._execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._execute("COMMIT")
-            finally:
-                if self._connection.in_transaction:
-                    self._execute("ROLLBACK")
 
     async def write_in_group(self, write: Callable[[], T]) -> T:
         """Run `write` in a transaction, and return its result once that is durable.
@@ -117,7 +84,7 @@ class EffectLedger:
         Concurrent calls share a commit. `write` may run in another thread, and again if another call causes a rollback,
         so it must change only the ledger. If this call is cancelled, `write` may still take effect.
         """
-        if self._name == _IN_MEMORY:
+        if self._name == IN_MEMORY:
             with self.transaction():
                 return write()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -224,11 +191,6 @@ class EffectLedger:
         """How often `record_effect` refused a second effect of an act: 0 unless a hypervisor has a bug."""
         return int(self._execute("SELECT coalesce(sum(repeats), 0) FROM act")[0][0])
 
-    def close(self) -> None:
-        """Close the database; may be called twice. Later calls raise ActNotTried; an in-memory ledger is lost."""
-        with self._lock:
-            self._connection.close()
-
 
 def _resolve_future(future: asyncio.Future[Any], outcome: _WriteOutcome) -> None:
     result, error = outcome
@@ -242,32 +204,3 @@ def _resolve_future(future: asyncio.Future[Any], outcome: _WriteOutcome) -> None
 
 def _effect_from_row(row: tuple[Any, ...]) -> Effect:
     return msgspec.convert(dict(zip(Effect.__struct_fields__, row, strict=True)), Effect, strict=False)
-
-
-def _connect(name: str) -> sqlite3.Connection:
-    try:
-        with ExitStack() as undo:
-            connection = sqlite3.connect(name, timeout=1.0, isolation_level=None, check_same_thread=False)
-            undo.callback(connection.close)
-            _create_schema(connection, name)
-            undo.pop_all()
-            return connection
-    except sqlite3.OperationalError as error:
-        raise Unavailable(f"ledger {name!r} cannot be opened ({error}): check its directory, then try again") from error
-    except sqlite3.DatabaseError as error:
-        raise Rejected(f"file {name!r} is not a ledger, or is damaged ({error}): restore it or name another") from error
-
-
-def _create_schema(connection: sqlite3.Connection, name: str) -> None:
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        (found,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        identity = [
-            connection.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in ("application_id", "user_version")
-        ]
-        if found and identity != [_APPLICATION_ID, _USER_VERSION]:
-            raise Rejected(f"file {name!r} is not a ledger of this version and was not changed: name another")
-        for statement in () if found else _SCHEMA:
-            connection.execute(statement)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")

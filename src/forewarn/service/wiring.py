@@ -134,7 +134,7 @@ def open_hypervisor(
             is_confirmed_down=is_confirmed_down,
         )
     simulated = SimulatedHypervisor(
-        EffectLedger.open(directory.ledger), SimulatedBehaviour.from_rules(list(settings.simulate))
+        EffectLedger(directory.ledger), SimulatedBehaviour.from_rules(list(settings.simulate))
     )
     return ProcessHypervisor(supervisors, simulated) if kind is HypervisorKind.PROCESS else simulated
 

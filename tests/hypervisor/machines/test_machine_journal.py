@@ -114,7 +114,7 @@ def test_a_file_of_another_program_is_refused_and_stays_as_it_is(path: Path) -> 
 
 def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.write_text("not a database, but long enough to be read as one" * 40)
-    with pytest.raises(Rejected, match=r"cannot be used"):
+    with pytest.raises(Rejected, match=r"is not a journal of acts, or is damaged"):
         MachineJournal(path)
 
 
