@@ -85,7 +85,7 @@ def plan(call: Invocation, listeners: bool, ruleset: bool, **options: Any) -> No
 def apply(call: Invocation, replace_earlier: bool, follow: bool, **options: Any) -> None:
     """Set the firewall, addresses and routes for the VMs.
 
-    It changes only what differs, and keeps a record, so that `forewarn network remove` restores this host.
+    It changes only what differs, and notes it, so that `forewarn network remove` restores this host.
     """
     from forewarn.machines.guest_network.apply import apply_plan, follow_devices
     from forewarn.machines.guest_network.record import exclusive_access, require_root
