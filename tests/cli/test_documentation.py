@@ -53,3 +53,12 @@ def test_every_role_is_documented() -> None:
 def test_every_variable_that_env_sets_is_documented(lab: Any) -> None:
     message = lab.json("env", "--with-secret")["variables"]
     assert all(f"`{name}`" in PAGES["how-to/azure.md"] for name in (*message, "AZURE_POD_IDENTITY_AUTHORITY_HOST"))
+
+
+def test_the_list_of_commands_shows_the_help_of_each() -> None:
+    context = click.Context(forewarn, info_name="forewarn")
+    listed = " ".join(forewarn.get_help(context).split())
+    for name in forewarn.list_commands(context):
+        command = forewarn.get_command(context, name)
+        assert command is not None
+        assert f"{name} {command.get_short_help_str(70)}" in listed

@@ -10,15 +10,18 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import errno
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.utils import make_default_short_help
 
 from forewarn import __version__
 from forewarn.cli.api_client import InvalidFile, ServiceFailure, error_code
@@ -262,6 +265,14 @@ _COMMANDS_BY_GUESS = {
 _COMMAND_MODULES = {name: module for section in HELP_SECTIONS.values() for name, module in section.items()}
 
 
+def _short_help(command: str, module: str) -> str:
+    # Read off the source: to import the modules of all commands for the list of them takes half a second.
+    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+    name = command.replace("-", "_")
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    return make_default_short_help(ast.get_docstring(function) or "", 70)
+
+
 class _RootCommand(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMAND_MODULES)
@@ -277,10 +288,9 @@ class _RootCommand(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, names in HELP_SECTIONS.items():
-            commands = ((name, self.get_command(ctx, name)) for name in names)
+        for title, modules in HELP_SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, c.get_short_help_str(70)) for name, c in commands if c is not None])
+                formatter.write_dl([(name, _short_help(name, module)) for name, module in modules.items()])
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         kwargs["standalone_mode"] = False
