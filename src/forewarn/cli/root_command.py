@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from click.utils import make_default_short_help
 
 from forewarn import __version__
 from forewarn.cli.api_client import InvalidFile, ServiceFailure, error_code
@@ -270,7 +269,7 @@ def _short_help(command: str, module: str) -> str:
     tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
     name = command.replace("-", "_")
     function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-    return make_default_short_help(ast.get_docstring(function) or "", 70)
+    return click.Command(command, help=ast.get_docstring(function)).get_short_help_str(70)
 
 
 class _RootCommand(click.Group):
