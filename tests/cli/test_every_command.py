@@ -64,7 +64,7 @@ ASKING = {
     "fault set": "fault set stale age=30s --vm web --count 3",
     "fault clear": "fault clear --all",
     "fault storm": "fault storm --seed 7 --vm web --for 2m",
-    "webhook add": "webhook add https://example.org/hook --schema cloudevents --happening started",
+    "webhook add": "webhook add https://example.org/hook --schema cloudevents --status started",
     "webhook list": "webhook list",
     "webhook remove": "webhook remove WEBHOOK",
     "portal": "portal",

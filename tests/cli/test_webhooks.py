@@ -59,7 +59,7 @@ def test_a_secret_file_that_other_users_can_read_is_refused(lab: Any, secret_fil
 def test_the_webhook_list_shows_receivers_and_filters(lab: Any) -> None:
     assert lab.good("webhook", "list") == "There are no webhooks. Add one with `forewarn webhook add URL`.\n"
     first = lab.json("webhook", "add", URL)["id"]
-    second = lab.json("webhook", "add", "http://127.0.0.1:1/x", "--happening", "started", "--from-start")["id"]
+    second = lab.json("webhook", "add", "http://127.0.0.1:1/x", "--status", "started", "--from-start")["id"]
     head, *rows = lab.good("webhook", "list", COLUMNS="400").splitlines()
     assert head.split()[:2] == ["WEBHOOK", "RECEIVER"]
     assert [row.split()[0] for row in rows] == [first, second]  # these ids differ only at their end

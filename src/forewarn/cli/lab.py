@@ -78,7 +78,7 @@ def _removed_text(ended: int) -> str:
 @lab.command()
 @local_command
 def down(call: Invocation) -> None:
-    """End the lab with real VMs: its service, guests, network, disks, events and history."""
+    """End the lab with real VMs; its network, disks and history are removed."""
     with require_server_extra("lab down"):
         old = _lab(call, taps=os.geteuid() == 0)
     has_lab = old.marker_file.exists()

@@ -123,7 +123,7 @@ _EXAMPLES = {
     "fault set": ("fault set stale age=30s --vm web-0 --count 3", "fault set gone --scope db --for 1m"),
     "fault storm": ("fault storm --seed 7 --vm web-0 --for 2m",),
     "webhook": ("webhook add https://example.org/hook", "webhook list"),
-    "webhook add": ("webhook add https://example.org/hook", "webhook add https://example.org/hook --happening started"),
+    "webhook add": ("webhook add https://example.org/hook", "webhook add https://example.org/hook --status started"),
     "webhook list": ("webhook list",),
     "webhook remove": ("webhook remove 5d0f",),
     "webhook test": ("webhook test 5d0f",),

@@ -34,8 +34,8 @@ def webhook() -> None:
 @click.option("--over", "resource", metavar="RESOURCE", help="Notify only of VMs in this: a resource id, VM or set.")
 @click.option("--over-group", metavar="GROUP", help="Notify only of VMs in this resource group.")
 @click.option(
-    "--happening",
-    "happenings",
+    "--status",
+    "statuses",
     type=click.Choice(_NOTIFICATION_KINDS, case_sensitive=False),
     multiple=True,
     help="Notify only of this; repeatable.",
@@ -59,7 +59,7 @@ def add_webhook(
     schema: str,
     resource: str | None,
     over_group: str | None,
-    happenings: tuple[str, ...],
+    statuses: tuple[str, ...],
     opted_in_only: bool,
     rollouts: bool | None,
     secret_file: Path | None,
@@ -71,7 +71,7 @@ def add_webhook(
     Each delivery is signed.
     """
     body: JsonObject = {"url": url, "schema": schema, "resource": _resource_filter(resource, over_group)}
-    body |= {"statuses": list(happenings)}
+    body |= {"statuses": list(statuses)}
     body |= {"opted_in_only": opted_in_only, "rollouts": rollouts, "validate": validate, "from_start": from_start}
     if secret_file is not None:
         body["secret"] = read_secret_file(secret_file)
@@ -136,8 +136,8 @@ def _webhook_row(view: JsonObject, now: float, length: int) -> list[Cell]:
 
 
 def _notifications_text(view: JsonObject) -> str:
-    happenings = "all" if len(view["statuses"]) == len(_NOTIFICATION_KINDS) else ", ".join(view["statuses"])
-    return f"{happenings} of {_resources_text(view)}" + (", and rollouts" if view["rollouts"] else "")
+    statuses = "all" if len(view["statuses"]) == len(_NOTIFICATION_KINDS) else ", ".join(view["statuses"])
+    return f"{statuses} of {_resources_text(view)}" + (", and rollouts" if view["rollouts"] else "")
 
 
 def _resources_text(view: JsonObject) -> str:

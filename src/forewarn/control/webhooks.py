@@ -28,7 +28,7 @@ _MAX_URL_LENGTH = 2000
 class WebhookSpec:
     """A webhook to add, as a user asks for it.
 
-    () as `happenings` means all statuses, "" as `secret` generates one. None as `rollouts` means: if nothing else
+    () as `statuses` means all statuses, "" as `secret` generates one. None as `rollouts` means: if nothing else
     filters its messages.
     """
 
