@@ -16,6 +16,8 @@ Where no surface does, as in the history and in tests with a lab, `full_message`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -79,6 +81,34 @@ class Rejected(ForewarnError):
 
     It is the base of NotFound, Refused, Unauthenticated and Forbidden.
     """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileProblem:
+    """One problem of a user's file."""
+
+    line: int  # counted from 1; for a missing key that of its table; 0: in no line
+    message: str  # what is wrong, a clause
+    remedy: str  # what to do about it, a clause, such as "did you mean 'rules'?"
+
+    def sentence(self, source: str) -> str:
+        """Return the problem in one line, `source:line: what: remedy`, so that editors can jump to it."""
+        place = f"{source}:{self.line}" if self.line else source
+        return f"{place}: {self.message}: {self.remedy}"
+
+
+class InvalidFile(Rejected):
+    """A user's file is invalid. `problems` has all its problems, `source` is its name."""
+
+    def __init__(
+        self, problems: Iterable[FileProblem], *, source: str = "the file", message: str = "", code: str = "Rejected"
+    ) -> None:
+        self.problems, self.source, self.code = tuple(problems), source, code
+        super().__init__(message or "\n".join(self.sentences()))
+
+    def sentences(self) -> list[str]:
+        """Return one line for each problem."""
+        return [problem.sentence(self.source) for problem in self.problems]
 
 
 class NotFound(Rejected):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from forewarn.agent.approval import PROFILES, find_rule
-from forewarn.agent.config import AgentConfig, BadConfig, load_config, parse_config
+from forewarn.agent.config import AgentConfig, load_config, parse_config
 from forewarn.agent.model import ApprovalCheckConfig, ApprovalPolicy, ApproveWhen
-from forewarn.errors import Rejected
+from forewarn.errors import InvalidFile, Rejected
 from tests.agent.conftest import NOW, event
 
 STEP = '[steps.drain]\nuse = "command"\nrun = ["drain"]\nbudget = "20s"\n'
@@ -17,7 +17,7 @@ NOTIFY = '[steps.notify]\nuse = "log"\nbudget = "5s"\ncut = 1\n'
 
 
 def problems(text: str) -> list[str]:
-    with pytest.raises(BadConfig) as caught:
+    with pytest.raises(InvalidFile) as caught:
         parse_config(text)
     return str(caught.value).replace("agent.toml:", "").splitlines()
 
@@ -78,7 +78,7 @@ def test_a_notification_begins_at_once_for_each_event_and_is_repeatable() -> Non
         ('[[rules]]\n[steps.a]\nuse = "command"\nrun = "x"', "2: [steps.a] has no budget: write budget = \"30s\" bel"),
         (f"[[rules]]\n{STEP}bugdet = 1", "6: [steps.drain] has no key 'bugdet': did you mean 'budget'?"),
         (f"[[rules]]\n{STEP}undu = 1", "6: [steps.drain] has no key 'undu': did you mean 'undo'?"),
-        (f'[[rules]]\n{STEP}cut = "first"', "6: cut = 'first' is not a list of numbers: write numbers from 0 to 1000"),
+        (f'[[rules]]\n{STEP}cut = "first"', "6: cut = 'first' is not a whole number: write one from 0 to 1000"),
         (f'[[rules]]\n{STEP}unclear = "go"', "6: unclear = 'go' is not one of the choices: write one of \"report\""),
         ('[[rules]]\n[steps."a b"]\nuse = "log"\nbudget = 1', "2: 'a b' is not a valid name of a step: use letters"),
         ('[[rules]]\n[steps.a]\nuse = "command"\nbudget = "soon"\nrun = "x"', "4: budget = 'soon' is not a duration"),
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_read_is_rejected_with_a_reason(tmp_path: Path) ->
     with pytest.raises(Rejected, match="cannot be read"):
         load_config(tmp_path / "none.toml")
     (tmp_path / "latin.toml").write_bytes(b"x = '\xe9'")
-    with pytest.raises(Rejected, match="is not UTF-8: save it as UTF-8"):
+    with pytest.raises(Rejected, match="is not UTF-8 text: save it as UTF-8"):
         load_config(tmp_path / "latin.toml")
 
 

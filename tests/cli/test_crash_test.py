@@ -69,7 +69,7 @@ def test_answers_to_questions_make_a_claims_file(tmp_path: Path) -> None:
     done = answer_questions("all\nscope\nn\ny\nn\ny\n2h\n90s\n", "--output", str(path))
     assert (done.returncode, done.stdout) == (0, "")
     assert "'all' is not one of" in done.stderr, "a wrong answer is asked for again"
-    assert "write a duration up to 1h" in done.stderr
+    assert "is not a duration of 0.1 s or more, at most 1 h: write one such as 5s" in done.stderr
     assert load_claims(path, HandlerProfile.SPOT) == HandlerClaims(
         approves=Approves.SCOPE, recovers=True, one_shot=True, polls_every_s=90.0
     )

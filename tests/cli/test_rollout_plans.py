@@ -54,7 +54,7 @@ def test_a_rollout_starts_from_a_file_and_shows_its_wave(lab: Any, file: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--file", "nowhere.toml"], "nowhere.toml cannot be read (No such file or directory)"),
+        (["--file", "nowhere.toml"], "rollout file 'nowhere.toml' cannot be read (No such file or directory)"),
         (["--file", "FILE", "--everything"], "give no other option (everything) beside it"),
         (["--everything", "--all-hosts"], "a rollout has one target: give one of --host"),
         (["--everything", "--shares", "x"], "'x' are not shares: give percentages such as 10,50"),

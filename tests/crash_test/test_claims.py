@@ -54,14 +54,14 @@ def test_an_interval_may_be_a_number_of_seconds() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        pytest.param("aproves = 'own'", "'aproves' is not a claim: use approves,", id="unknown key"),
-        pytest.param("approves = 'all'", "write none, own or scope", id="unknown value"),
-        pytest.param("approves = true", "write none, own or scope", id="wrong type of approves"),
-        pytest.param("prepares = 'yes'", "write true or false", id="wrong type"),
-        pytest.param("polls-every = 0", "write a duration up to 1h", id="never"),
-        pytest.param("polls-every = -1", "write a duration up to 1h", id="negative"),
-        pytest.param("polls-every = true", "write a duration up to 1h", id="not a duration"),
-        pytest.param("polls-every = '2h'", "write a duration up to 1h", id="too long"),
+        pytest.param("aproves = 'own'", "has no key 'aproves': did you mean 'approves'?", id="unknown key"),
+        pytest.param("approves = 'all'", 'write one of "none", "own", "scope"', id="unknown value"),
+        pytest.param("approves = true", 'write one of "none", "own", "scope"', id="wrong type of approves"),
+        pytest.param("prepares = 'yes'", "write prepares = true", id="wrong type"),
+        pytest.param("polls-every = 0", "is not a duration of 0.1 s or more, at most 1 h", id="never"),
+        pytest.param("polls-every = -1", "is not a duration of 0.1 s or more, at most 1 h", id="negative"),
+        pytest.param("polls-every = true", "is not a duration of 0.1 s or more, at most 1 h", id="not a duration"),
+        pytest.param("polls-every = '2h'", "is not a duration of 0.1 s or more, at most 1 h", id="too long"),
         pytest.param("polls-every = 'often'", "is not a duration", id="a word"),
         pytest.param("approves =\n", "handler.toml:1: this is not TOML", id="not TOML"),
     ],
@@ -87,5 +87,5 @@ def test_a_missing_claims_file_is_rejected(tmp_path: Path) -> None:
 def test_a_claims_file_that_is_not_text_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "handler.toml"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(Rejected, match="cannot be read"):
+    with pytest.raises(Rejected, match="is not UTF-8 text: save it as UTF-8"):
         load_claims(path, HandlerProfile.SPOT)

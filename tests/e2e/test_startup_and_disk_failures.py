@@ -188,7 +188,7 @@ def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
         (["serve", "--listen", "localhost:8000"], "cannot listen on 'localhost:8000': write ADDRESS:PORT in numbers"),
         (["up", "--port", "70000"], "70000 is not in the range 1<=x<=65535"),
         (["up", "--prot", "7000"], "--prot"),
-        (["up", "--fleet", "/nowhere/fleet.toml"], "'/nowhere/fleet.toml' cannot be read: No such file or directory"),
+        (["up", "--fleet", "/nowhere/fleet.toml"], "'/nowhere/fleet.toml' cannot be read (No such file or directory)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

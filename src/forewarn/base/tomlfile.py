@@ -1,4 +1,4 @@
-"""Reads TOML of users within limits, and finds the line on which a table or key is written, for error messages.
+"""Reads TOML of users: the values of its tables, the line of each key, and all problems at once.
 
 `tomllib` does not report lines of valid text. A path leads to a value of the parsed data: `("vms", 3, "tags",
 "team")`. The scanner expects text that `tomllib` or `tomli` has accepted; it follows the structure and skips
@@ -11,7 +11,17 @@ import math
 import re
 import tomllib
 from bisect import bisect_left
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from urllib.parse import urlsplit
+
+from forewarn.base.duration import exact_duration_text, parse_duration
+from forewarn.errors import FileProblem, InvalidFile, Rejected
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 TomlPath = tuple[str | int, ...]  # keys of tables and indexes of arrays
 
@@ -266,3 +276,302 @@ def _unquoted_key(key: str) -> str:
     except tomllib.TOMLDecodeError:  # an escape of TOML 1.1, which only tomli reads: its table's line is found instead
         return key
     return plain
+
+
+# Values of a table: each function reads one key, and raises BadValue with the problem and a remedy.
+
+RawTable = Mapping[str, Any]  # as TOML gives it, not validated
+
+
+class BadValue(Rejected):
+    """An invalid value in a table: its key ("": the whole table), what is wrong, and a remedy."""
+
+    def __init__(self, key: str, what: str, remedy: str) -> None:
+        self.key, self.what, self.remedy = key, what, remedy
+        super().__init__(f"{what}: {remedy}")
+
+
+_TEXT_LIST_EXAMPLE = '["…"]'
+_MILLISECONDS = re.compile(r"(\d+(?:\.\d+)?)ms", re.ASCII)
+
+
+def read_text(raw: RawTable, key: str, default: str = "") -> str:
+    """Return the non-empty string under `key`; `default` if the key is absent."""
+    value = raw.get(key, default)
+    if not isinstance(value, str) or (key in raw and not value):
+        raise BadValue(key, f"{key} = {value!r} is not a string", f'write {key} = "…", or remove it')
+    return value
+
+
+def read_required_text(raw: RawTable, key: str, example: str) -> str:
+    """Return the non-empty string under `key`. Raises BadValue if it is absent, empty or not a string."""
+    if key not in raw:
+        raise BadValue("", f"{key} is missing", f"write {key} = {example}")
+    return read_text(raw, key)
+
+
+def read_choice(raw: RawTable, key: str, choices: tuple[str, ...], default: str = "") -> Any:
+    """Return the value under `key`, one of the choices, spelled exactly so; the first of them if it has no default."""
+    order = dict.fromkeys((default or choices[0], *choices))
+    value = raw.get(key, next(iter(order)))
+    if value not in choices:
+        known = ", ".join(f'"{choice}"' for choice in order)
+        raise BadValue(key, f"{key} = {value!r} is not one of the choices", f"write one of {known}")
+    return value
+
+
+def read_flag(raw: RawTable, key: str, *, default: bool) -> bool:
+    """Return the boolean under `key`; `default` if absent. Raises BadValue if it is not a boolean."""
+    value = raw.get(key, default)
+    if not isinstance(value, bool):
+        raise BadValue(key, f"{key} = {value!r} is neither true nor false", f"write {key} = true")
+    return value
+
+
+def read_seconds(raw: RawTable, key: str, default: T, *, least: float = 0.0, most: float = math.inf) -> float | T:
+    """Return the duration under `key` in seconds: a number, or a string such as "20s", "1h30m" or "500ms"."""
+    if key not in raw:
+        return default
+    value = raw[key]
+    seconds: Any = _parse_seconds(value) if isinstance(value, str) else value
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not least <= seconds <= most or seconds == math.inf:
+        limits = (f" of {exact_duration_text(least)} or more" if least else "") + (
+            f", at most {exact_duration_text(most)}" if most < math.inf else ""
+        )
+        raise BadValue(key, f"{key} = {value!r} is not a duration{limits}", f'write {key} = "20s"')
+    return float(seconds)
+
+
+def _parse_seconds(text: str) -> float | None:
+    if match := _MILLISECONDS.fullmatch(text.strip()):
+        return float(match[1]) / 1000
+    try:
+        return parse_duration(text)
+    except ValueError:
+        return None
+
+
+def read_texts(raw: RawTable, key: str, example: str = "") -> tuple[str, ...]:
+    """Return the non-empty strings under `key`, given as a list or a single string; () if it is absent."""
+    if example and key not in raw:
+        raise BadValue("", f"{key} is missing", f"write {key} = {example}")
+    value = raw.get(key, [])
+    items = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(items, list)
+        or not all(isinstance(each, str) and each for each in items)
+        or (example and not items)
+    ):
+        raise BadValue(
+            key, f"{key} = {value!r} is not a list of strings", f"write {key} = {example or _TEXT_LIST_EXAMPLE}"
+        )
+    return tuple(items)
+
+
+def read_command_line(raw: RawTable, key: str) -> tuple[str, ...]:
+    """Return the command under `key` as its words, () if absent; `/bin/sh -c` runs a string."""
+    value = raw.get(key, [])
+    if isinstance(value, str) and value.strip():
+        return ("/bin/sh", "-c", value)
+    is_word_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
+    if not is_word_list or (key in raw and not (value and value[0])):
+        raise BadValue(key, f"{key} = {value!r} is not a command", f'write {key} = ["program", "argument"]')
+    return tuple(value)
+
+
+def read_path(raw: RawTable, key: str) -> Path | None:
+    """Return the absolute path under `key`; a relative one is refused, since the working directory must not matter."""
+    given = read_text(raw, key)
+    if given and not given.startswith("/"):
+        raise BadValue(key, f"{key} = {given!r} is not an absolute path", f'write {key} = "/…"')
+    return Path(given) if given else None
+
+
+def read_url(raw: RawTable, key: str, default: str = "") -> str:
+    """Return the http or https URL under `key`; the default, which may be "", if the key is absent."""
+    given = read_text(raw, key, default)
+    if given:
+        check_url(key, given)
+    return given
+
+
+def check_url(key: str, given: str) -> None:
+    """Raise BadValue, for the option `key`, if `given` is not a valid http or https URL."""
+    try:
+        parts = urlsplit(given)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or any(character <= " " for character in given):
+        raise BadValue(key, f"{key} = {given!r} is not a URL", f'write {key} = "https://host/path"')
+    if parts.username or parts.password:
+        raise BadValue(key, f"{key} contains a password", "put it into a file and give that file")
+
+
+def read_number(raw: RawTable, key: str, default: T, least: int, most: int) -> int | T:
+    """Return the whole number under `key`, from `least` to `most`, both included."""
+    if key not in raw:
+        return default
+    value = raw[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise BadValue(key, f"{key} = {value!r} is not a whole number", f"write one from {least} to {most}")
+    return value
+
+
+def read_whole_numbers(raw: RawTable, key: str, least: int, most: int) -> tuple[int, ...]:
+    """Return the whole numbers under `key`, given as a list or a single number, in the order of the list."""
+    value = raw.get(key, [])
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(each, bool) or not isinstance(each, int) or not least <= each <= most for each in items):
+        raise BadValue(key, f"{key} = {value!r} is not a list of numbers", f"write numbers from {least} to {most}")
+    return tuple(items)
+
+
+def read_table(raw: RawTable, key: str) -> RawTable:
+    """Return the table under `key`, not validated; {} if absent. Raises BadValue if it is not a table."""
+    value = raw.get(key, {})
+    if not isinstance(value, dict):
+        raise BadValue(key, f"{key} = {value!r} is not a table", f"write {key} = {{ … }}")
+    return value
+
+
+def read_text_table(raw: RawTable, key: str) -> dict[str, str]:
+    """Return the table of strings under `key`, by name; the strings may be empty. {} if the key is absent."""
+    value = read_table(raw, key)
+    for name, each in value.items():
+        if not isinstance(each, str):
+            raise BadValue(key, f"{name} = {each!r} in {key} is not a string", f'write {name} = "…"')
+    return dict(value)
+
+
+def check_known_keys(raw: RawTable, known: Iterable[str]) -> None:
+    """Raise BadValue, for the first unknown key, if the table has keys that are not in `known`."""
+    for name in raw:
+        if name not in known:
+            raise BadValue(name, f"{name} is unknown", f"write one of {', '.join(known)}")
+
+
+# Tables of a file: each problem is collected with its line and a remedy, instead of being raised.
+
+
+class TomlTable:
+    """Reads the keys of one table of a TOML file, and collects problems instead of raising them."""
+
+    # A wrong value is a problem of the whole file, and reads as if the key were absent. Each read marks its key as
+    # known for `reject_unknown_keys`, which is called last.
+
+    def __init__(
+        self, raw: RawTable, path: TomlPath, title: str, lines: TomlLineIndex, problems: list[FileProblem]
+    ) -> None:
+        self.raw, self.title = raw, title
+        self._path, self._lines, self._problems = path, lines, problems
+        self._known_keys: list[str] = []
+
+    def has(self, key: str) -> bool:
+        """Return whether the table contains the key, with any value; does not mark the key as known."""
+        return key in self.raw
+
+    def add_problem(self, key: str, what: str, remedy: str) -> None:
+        """Append a problem to the list of the whole file, at the line of `key`; "" means the table itself."""
+        path = (*self._path, key) if key else self._path
+        self._problems.append(FileProblem(line=self._lines.line_of(path), message=what, remedy=remedy))
+
+    def add_error(self, key: str, error: Rejected) -> None:
+        """Append an error of the form `what: remedy` to the list, at the line of `key`."""
+        what, _, remedy = str(error).partition(": ")
+        self.add_problem(key, what, remedy)
+
+    def raise_problems(self, source: str) -> None:
+        """Raise InvalidFile if any table of the file has a problem; `source` names the file."""
+        if self._problems:
+            raise InvalidFile(sorted(self._problems, key=lambda problem: problem.line), source=source)
+
+    def read(
+        self, reader: Callable[Concatenate[RawTable, str, P], T], key: str, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Return the value under `key`, as one of the functions above reads it from a table."""
+        self._known_keys.append(key)
+        try:
+            return reader(self.raw, key, *args, **kwargs)
+        except BadValue as bad:
+            self.add_problem(key, bad.what, bad.remedy)
+            return reader({}, key, *args, **kwargs)
+
+    def read_required_text(self, key: str, example: str) -> str:
+        """Return the non-empty string under `key`; if it is missing or wrong, append a problem and return ""."""
+        if not self.has(key):
+            self._known_keys.append(key)
+            self.add_problem("", f"{self.title} has no {key}", f"write {key} = {example} below it")
+            return ""
+        return self.read(read_text, key)
+
+    def read_words(self, key: str, known: Iterable[str], default: Iterable[str] = ()) -> frozenset[str]:
+        """Return the words under `key`, given as a list or as one word, spelled as in `known`."""
+        by_folded_name = {word.casefold(): word for word in known}
+        if not self.has(key):
+            self._known_keys.append(key)
+            return frozenset(default)
+        given = self.read(read_texts, key)
+        for word in given:
+            if word.casefold() not in by_folded_name:
+                self.add_problem(
+                    key, f"{key} has {word!r}, which is unknown", suggest_name(word, by_folded_name.values())
+                )
+        return frozenset(by_folded_name[word.casefold()] for word in given if word.casefold() in by_folded_name)
+
+    def read_table(self, key: str) -> TomlTable | None:
+        """Return a reader of the sub-table `key`, which appends to the same list of problems."""
+        self._known_keys.append(key)
+        raw = self.raw.get(key)
+        if raw is not None and not isinstance(raw, dict):
+            self.add_problem(key, f"{key} is not a table", f"write {key} = {{ … }}")
+        if not isinstance(raw, dict):
+            return None
+        return TomlTable(raw, (*self._path, key), key, self._lines, self._problems)
+
+    def read_tables(self, key: str) -> list[TomlTable]:
+        """Return a reader for each of the [[key]] tables, in order, all with the same list of problems."""
+        self._known_keys.append(key)
+        raw = self.raw.get(key, [])
+        if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
+            self.add_problem(key, f"{key} is not a list of tables", f"write [[{key}]] above each of them")
+            return []
+        path = (*self._path, key)
+        return [TomlTable(each, (*path, n), f"[[{key}]]", self._lines, self._problems) for n, each in enumerate(raw)]
+
+    def reject_unknown_keys(self, *more: str) -> None:
+        """Append a problem for each key of the table that no read_ method has read and that is not in `more`."""
+        known = [*self._known_keys, *more]
+        for key in self.raw:
+            if key not in known:
+                self.add_problem(key, f"{self.title} has no key {key!r}", suggest_name(key, known))
+
+
+def suggest_name(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the remedy for an unknown name: "did you mean …?" with the one of `known` closest to `word`."""
+    words = list(dict.fromkeys(known))
+    close = get_close_matches(word.casefold(), [each.casefold() for each in words], n=1)
+    closest = next((each for each in words if close and each.casefold() == close[0]), None)
+    return f"did you mean {closest!r}?" if closest else f"write one of {', '.join(words)}" if words else otherwise
+
+
+def parse_toml(text: str, source: str) -> TomlTable:
+    """Return the table of a whole file, given as its text. Raises InvalidFile if it is not TOML."""
+    try:
+        return TomlTable(tomllib.loads(text), (), "the file", index_lines(text), [])
+    except (ValueError, RecursionError) as error:
+        what = f"this is not TOML ({error})"
+        problem = FileProblem(line=error_line(str(error), text), message=what, remedy="correct that line")
+        raise InvalidFile([problem], source=source) from error
+
+
+def read_text_file(path: Path, what: str, remedy: str) -> str:
+    """Return the text of a user's file; `what` it is and the `remedy` are for the message if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        why = error.strerror or "no reason given"
+        raise Rejected(f"{what} {str(path)!r} cannot be read ({why}): {remedy}") from error
+    except UnicodeDecodeError as error:
+        raise Rejected(f"{what} {str(path)!r} is not UTF-8 text: save it as UTF-8") from error

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from forewarn.agent.actions import AgentSnapshot
-from forewarn.agent.config import AgentConfig, BadConfig, load_config
+from forewarn.agent.config import AgentConfig, load_config
 from forewarn.agent.explanation import AgentExplanation, DryRun, dry_run_event, explain_event, step_plan_table
 from forewarn.agent.http_server import DEFAULT_LISTEN_ADDRESS, parse_listen_address
 from forewarn.agent.journal import AgentJournal, is_journal_locked
@@ -28,7 +28,7 @@ from forewarn.agent.status import state_view
 from forewarn.base.clock import read_real_time
 from forewarn.base.duration import format_duration
 from forewarn.base.times import time_text
-from forewarn.cli.api_client import InvalidFile, JsonObject
+from forewarn.cli.api_client import JsonObject
 from forewarn.cli.invocation import CommandFunction, Invocation, offline_command
 from forewarn.cli.output import (
     Cell,
@@ -78,7 +78,7 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
 
     It polls for events, takes the steps of its file, approves, and undoes the steps when the event is over.
     """
-    config = _read_agent_config(file)
+    config = load_config(file)
     if dry_run:
         _print_dry_run(call, config, endpoint, once)
     else:
@@ -118,7 +118,7 @@ def check(call: Invocation, named: Path | None, file: Path) -> None:
     For each rule, shows its steps with a notice of 15 minutes, 30 seconds and 7 days.
     """
     file = named or file
-    config = _read_agent_config(file)
+    config = load_config(file)
     if call.output.as_json:
         call.output.print_json(_plan_document(str(file), config))
     else:
@@ -134,7 +134,7 @@ def status(call: Invocation, file: Path, at: str | None) -> None:
 
     Asks the running agent, or reads its journal if none is running.
     """
-    state = _agent_state(None if at else _read_agent_config(file), at)
+    state = _agent_state(None if at else load_config(file), at)
     if call.output.as_json:
         call.output.print_json(state)
     else:
@@ -150,7 +150,7 @@ def explain(call: Invocation, event: str, file: Path) -> None:
 
     Reads the agent's journal. EVENT is an event's id, or the first four or more characters of it.
     """
-    explanations = _event_explanations(_read_agent_config(file), event)
+    explanations = _event_explanations(load_config(file), event)
     if call.output.as_json:
         call.output.print_json({"events": explanations})
     else:
@@ -167,7 +167,7 @@ def repair(call: Invocation, file: Path) -> None:
     Keeps everything that can be read, and the damaged file beside the new one. Stop the agent first. A journal that is
     not damaged is not changed.
     """
-    config = _read_agent_config(file)
+    config = load_config(file)
     done = repair_journal(config.journal_path, config.step_folders, read_real_time())
     if call.output.as_json:
         call.output.print_json(_repair_document(done))
@@ -197,18 +197,6 @@ def _print_repair(call: Invocation, journal: Path, done: JournalRepair) -> None:
         call.output.print_line("Everything was readable.")
     for lost in done.unreadable:
         call.output.print_labelled(bold("unreadable  "), lost)
-
-
-def _read_agent_config(file: Path) -> AgentConfig:
-    try:
-        return load_config(file)
-    except BadConfig as error:
-        problems: list[dict[str, Any]] = [
-            {"line": each.line, "message": each.message, "remedy": each.remedy} for each in error.problems
-        ]
-        invalid = InvalidFile(str(error), problems)
-        invalid.file_name = str(file)
-        raise invalid from error
 
 
 _AGENT_TIMEOUT_S = 10.0

@@ -15,8 +15,10 @@ from forewarn.base.duration import exact_duration_text
 from forewarn.base.times import parse_time
 from forewarn.errors import (
     Conflict,
+    FileProblem,
     Forbidden,
     ForewarnError,
+    InvalidFile,
     NotFound,
     Refused,
     Rejected,
@@ -39,25 +41,6 @@ class ServiceNotRunning(Unavailable):
 
 class ServiceFailure(ForewarnError):
     """The service failed, and the caller cannot fix it. Exit code 1."""
-
-
-class InvalidFile(Rejected):
-    """A user's file, such as a fleet file or agent file, is invalid; the error has all its problems."""
-
-    def __init__(self, message: str, problems: list[JsonObject], code: str = "Rejected") -> None:
-        super().__init__(message)
-        self.code = code
-        self.problems = problems
-        self.file_name = "the file"
-
-    def problem_lines(self) -> list[str]:
-        """Return one line of text per problem, `FILE:LINE: what: remedy`, so that editors can jump to it."""
-        return [
-            f"{self._problem_location(problem)}: {problem['message']}: {problem['remedy']}" for problem in self.problems
-        ]
-
-    def _problem_location(self, problem: JsonObject) -> str:
-        return f"{self.file_name}:{problem['line']}" if problem.get("line") else self.file_name
 
 
 class TooManyRequests(Unavailable):
@@ -227,5 +210,6 @@ def _error_from_answer(status: int, view: JsonObject) -> ForewarnError:
     error: JsonObject = found if isinstance(found, dict) else {}
     message = str(error.get("message") or f"the service answered status {status} without a reason: see its log")
     if error.get("problems"):
-        return InvalidFile(message, error["problems"], str(error.get("code")))
+        problems = [FileProblem(**problem) for problem in error["problems"]]
+        return InvalidFile(problems, message=message, code=str(error.get("code")))
     return named_error(str(error.get("code")), message)

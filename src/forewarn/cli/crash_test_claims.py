@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from forewarn.base.tomlfile import BadValue
 from forewarn.crash_test.claims import (
     DEFAULT_CLAIMS,
     Approves,
@@ -61,9 +62,9 @@ def _ask_poll_interval(default_s: float) -> float:
 
     def read(text: str) -> float:
         try:
-            return read_poll_interval(text, "the answer")
-        except Rejected as error:
-            raise click.UsageError(str(error)) from error
+            return read_poll_interval({"the answer": text}, "the answer")
+        except BadValue as bad:
+            raise click.UsageError(f"{bad.what}: write one such as 5s") from bad
 
     text = "What is the longest time between two polls, when nothing happens?"
     interval: float = click.prompt(text, default=f"{default_s:g}s", value_proc=read, err=True)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from forewarn.base.times import time_text
 from forewarn.base.wording import scope_name_from_id
-from forewarn.cli.api_client import InvalidFile, JsonObject, ServiceNotRunning
+from forewarn.cli.api_client import JsonObject, ServiceNotRunning
 from forewarn.cli.completion import host_names, scope_ids, vm_names
 from forewarn.cli.invocation import Invocation, offline_command, require_server_extra, service_command
 from forewarn.cli.invocation import non_empty_name as name_of_vm
@@ -32,7 +32,7 @@ from forewarn.cli.output import (
     without_control_characters,
 )
 from forewarn.cli.request_output import preview_options, show_preview
-from forewarn.errors import Refused, Rejected
+from forewarn.errors import FileProblem, InvalidFile, Refused, Rejected
 
 if TYPE_CHECKING:
     from forewarn.machines.libvirt.connection import LibvirtHost
@@ -305,8 +305,9 @@ def _check_without_service(call: Invocation, proposal: dict[str, object]) -> Non
     try:
         found = read_fleet_file(str(proposal["text"]), source=source)
     except InvalidFleetFile as error:
-        problems = [{"line": p.line, "message": p.message, "remedy": p.remedy} for p in error.problems]
-        raise _invalid_fleet_file(f"{source} has {count_noun(len(problems), 'problem')}", problems, source) from error
+        problems = [FileProblem(line=p.line, message=p.message, remedy=p.remedy) for p in error.problems]
+        message = f"{source} has {count_noun(len(problems), 'problem')}"
+        raise InvalidFile(problems, source=source, message=message) from error
     if call.output.as_json:
         call.output.print_json({"difference": None, "vms": len(found.vms), "hosts": len(found.hosts)})
     else:
@@ -354,14 +355,8 @@ def _send_proposal(call: Invocation, proposal: dict[str, object], verb: str) -> 
     try:
         return call.api.post("fleet", verb, body=proposal)
     except InvalidFile as error:
-        error.file_name = str(proposal["source"])
+        error.source = str(proposal["source"])
         raise
-
-
-def _invalid_fleet_file(message: str, problems: list[JsonObject], source: str) -> InvalidFile:
-    error = InvalidFile(message, problems)
-    error.file_name = source
-    return error
 
 
 def _print_difference(call: Invocation, answer: JsonObject, source: str) -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from forewarn.base.duration import duration_text
 from forewarn.base.times import time_text
+from forewarn.base.tomlfile import read_text_file
 from forewarn.base.wording import scope_name_from_id
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import host_names, rollout_ids, scope_ids
@@ -615,11 +616,7 @@ def _deadline(call: Invocation, text: str) -> str:
 
 def read_rollout_text(file: str) -> str:
     """Return the text of a rollout file by its path, unparsed."""
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise Rejected(f"{file} cannot be read ({why}): give the path of a rollout file") from error
+    text = read_text_file(Path(file), "rollout file", "give another")
     if not text.strip():
         raise Rejected(f"{file} is empty: describe the rollout there, beginning with [rollout]")
     return text

@@ -16,6 +16,7 @@ import errno
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,10 +24,10 @@ from typing import Any, NoReturn
 import click
 
 from forewarn import __version__
-from forewarn.cli.api_client import InvalidFile, ServiceFailure, error_code
+from forewarn.cli.api_client import ServiceFailure, error_code
 from forewarn.cli.invocation import Invocation, data_option, json_option, remote_options
 from forewarn.cli.output import Output, discard_unwritable_output
-from forewarn.errors import ForewarnError, Unavailable
+from forewarn.errors import ForewarnError, InvalidFile, Unavailable
 
 # Examples for the help of each command, except for commands with examples in their own help text.
 
@@ -356,11 +357,10 @@ def _similar_command_hint(message: str, ctx: click.Context) -> str:
 
 def _print_error(error: ForewarnError, output: Output) -> int:
     if output.as_json:
-        output.print_error(
-            error, code=error_code(error), problems=error.problems if isinstance(error, InvalidFile) else ()
-        )
+        problems = [asdict(each) for each in error.problems] if isinstance(error, InvalidFile) else []
+        output.print_error(error, code=error_code(error), problems=problems)
     else:
-        for line in error.problem_lines() if isinstance(error, InvalidFile) else [error]:
+        for line in error.sentences() if isinstance(error, InvalidFile) else [error]:
             output.print_error(line)
     if isinstance(error, Unavailable):
         return 3

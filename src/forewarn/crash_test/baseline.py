@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from forewarn.base.tomlfile import error_line
+from forewarn.base.tomlfile import parse_toml, read_text_file
 from forewarn.crash_test.result import CrashTestResult
 from forewarn.crash_test.verdict import CaseOutcome
 from forewarn.errors import Rejected
@@ -27,21 +26,17 @@ class BaselineComparison:
 
 def load_baseline(path: Path, known_cases: Collection[str]) -> dict[str, str]:
     """Read a baseline file and return the failures that are expected: case id → reason."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Rejected(f"the baseline {str(path)!r} cannot be read ({error}): check its path") from error
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        line = error_line(str(error), text)
-        raise Rejected(f"{path}:{line}: this is not TOML ({error}): correct that line") from error
-    table = document.get("expected-failures")
-    if not isinstance(table, dict) or len(document) != 1:
+    root = parse_toml(read_text_file(path, "the baseline", "check its path"), str(path))
+    table = root.read_table("expected-failures")
+    if table is None or len(root.raw) != 1:
         raise Rejected(f'{path}: a baseline has one table [expected-failures]: write CASE = "reason" lines below it')
-    for case, reason in table.items():
-        _check_line(path, case, reason, known_cases)
-    return {case: str(reason) for case, reason in table.items()}
+    for case, reason in table.raw.items():
+        if case not in known_cases:
+            table.add_problem(case, f"there is no case {case!r}", "`forewarn crash-test list` shows all")
+        elif not isinstance(reason, str) or not reason.strip():
+            table.add_problem(case, f"{case} has no reason", "write why its failure is expected, in quotes")
+    root.raise_problems(str(path))
+    return dict(table.raw)
 
 
 def compare_with_baseline(result: CrashTestResult, expected: Mapping[str, str]) -> BaselineComparison:
@@ -63,10 +58,3 @@ def baseline_text(result: CrashTestResult, expected: Mapping[str, str]) -> str:
     # JSON's strings are TOML's basic strings, but for DEL.
     lines = (f"{case} = {json.dumps(expected.get(case, _PLACEHOLDER), ensure_ascii=False)}\n" for case in listed)
     return "[expected-failures]\n" + "".join(lines).replace("\x7f", "\\u007f")
-
-
-def _check_line(path: Path, case: str, reason: object, known_cases: Collection[str]) -> None:
-    if case not in known_cases:
-        raise Rejected(f"{path}: there is no case {case!r}: `forewarn crash-test list` shows all")
-    if not isinstance(reason, str) or not reason.strip():
-        raise Rejected(f"{path}: {case} has no reason: write why its failure is expected, in quotes")

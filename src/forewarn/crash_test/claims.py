@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
-from forewarn.base.duration import parse_duration
-from forewarn.base.tomlfile import error_line
-from forewarn.errors import Rejected
+from forewarn.base.tomlfile import RawTable, parse_toml, read_choice, read_flag, read_seconds, read_text_file
 
 
 class HandlerProfile(StrEnum):
@@ -49,32 +46,26 @@ DEFAULT_CLAIMS: dict[HandlerProfile, HandlerClaims] = {
     HandlerProfile.CLUSTER: HandlerClaims(approves=Approves.SCOPE, prepares=True, recovers=True, survives_restart=True),
     HandlerProfile.OBSERVER: HandlerClaims(),
 }
-_KEYS = ("approves", "prepares", "recovers", "survives-restart", "one-shot", "polls-every")
-_MAX_POLL_INTERVAL_S = 3600.0
 
 
 def load_claims(path: Path, profile: HandlerProfile) -> HandlerClaims:
     """Read a claims file (TOML) and return its claims; missing claims get the defaults of the profile."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Rejected(f"the claims file {str(path)!r} cannot be read ({error}): check its path") from error
-    return parse_claims(text, profile, source=str(path))
+    return parse_claims(read_text_file(path, "the claims file", "check its path"), profile, source=str(path))
 
 
 def parse_claims(text: str, profile: HandlerProfile, *, source: str) -> HandlerClaims:
     """Return the claims of a TOML text, with the keys of `load_claims`; `source` names it in messages."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        line = error_line(str(error), text)
-        raise Rejected(f"{source}:{line}: this is not TOML ({error}): correct that line") from error
-    unknown = [key for key in table if key not in _KEYS]
-    if unknown:
-        raise Rejected(f"{source}: {unknown[0]!r} is not a claim: use {', '.join(_KEYS)}")
-    claims = DEFAULT_CLAIMS[profile]
-    for key, value in table.items():
-        claims = msgspec.structs.replace(claims, **{_field(key): _read_claim(key, value, source)})
+    table, defaults = parse_toml(text, source), DEFAULT_CLAIMS[profile]
+    claims = HandlerClaims(
+        approves=Approves(table.read(read_choice, "approves", tuple(Approves), defaults.approves)),
+        prepares=table.read(read_flag, "prepares", default=defaults.prepares),
+        recovers=table.read(read_flag, "recovers", default=defaults.recovers),
+        survives_restart=table.read(read_flag, "survives-restart", default=defaults.survives_restart),
+        one_shot=table.read(read_flag, "one-shot", default=defaults.one_shot),
+        polls_every_s=table.read(read_poll_interval, "polls-every", defaults.polls_every_s),
+    )
+    table.reject_unknown_keys()
+    table.raise_problems(source)
     return claims
 
 
@@ -112,31 +103,9 @@ def describe_claims(claims: HandlerClaims) -> str:
     return f"{', '.join(parts)}; polls every {claims.polls_every_s:g} s"
 
 
-def _field(key: str) -> str:
-    return "polls_every_s" if key == "polls-every" else key.replace("-", "_")
-
-
-def _read_claim(key: str, value: object, source: str) -> object:
-    if key == "approves":
-        if value not in tuple(Approves):
-            raise Rejected(f"{source}: approves = {value!r} is not possible: write none, own or scope")
-        return Approves(str(value))
-    if key == "polls-every":
-        return read_poll_interval(value, source)
-    if not isinstance(value, bool):
-        raise Rejected(f"{source}: {key} = {value!r} is not possible: write true or false")
-    return value
-
-
-def read_poll_interval(value: object, source: str) -> float:
+def read_poll_interval(raw: RawTable, key: str, default: float = 5.0) -> float:
     """Return the seconds of a poll interval, given as a number of seconds or as text such as `5s`."""
-    try:
-        seconds = float(value) if isinstance(value, int | float) else parse_duration(str(value))
-    except ValueError as error:
-        raise Rejected(f"{source}: polls-every: {error}") from error
-    if isinstance(value, bool) or not 0 < seconds <= _MAX_POLL_INTERVAL_S:
-        raise Rejected(f"{source}: polls-every = {value!r} is not possible: write a duration up to 1h, such as 5s")
-    return seconds
+    return read_seconds(raw, key, default, least=0.1, most=3600.0)
 
 
 def _toml(value: bool) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from forewarn.base.tomlfile import read_text_file
 from forewarn.core.fleetfile.reader import DeclaredFleet, read_fleet_file
 from forewarn.errors import Rejected
 
@@ -41,13 +42,7 @@ _TERMINATE_NOTICE_MIN = 5
 
 def load_fleet(path: str | Path) -> DeclaredFleet:
     """Read a fleet file and return the fleet that it declares; errors in it name the path."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise Rejected(f"fleet file {str(path)!r} cannot be read ({error.strerror}): give another") from error
-    except UnicodeDecodeError as error:
-        raise Rejected(f"fleet file {str(path)!r} is not UTF-8 text: save it as UTF-8") from error
-    return read_fleet_file(text, source=str(path))
+    return read_fleet_file(read_text_file(Path(path), "fleet file", "give another"), source=str(path))
 
 
 def fleet_file_text(vms: Sequence[str], *, spot: Sequence[str] = (), availability_set: str = "") -> str:

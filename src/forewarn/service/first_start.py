@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 from forewarn.auth.client_secrets import hash_secret, new_secret, read_secret, write_secret
+from forewarn.base.tomlfile import read_text_file
 from forewarn.control.control_plane import ControlPlane
 from forewarn.control.fleet import FleetChange
 from forewarn.control.scope_transactions import group_by_scope
@@ -49,7 +50,7 @@ async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settin
             log.warning("only a part of the first fleet file was applied: name that file with --fleet to continue")
         return
     try:
-        text = _read_fleet_file(Path(settings.fleet))
+        text = _fleet_text(settings)
         if control.store.load(_FLEET_FILE_KEY) == _fleet_digest(text):
             return  # checked before: a VM that it names and the store lacks was removed and pruned
         proposal = read_fleet_file(text, source=settings.fleet)
@@ -83,7 +84,7 @@ async def apply_initial_fleet(
         await _warn_about_ignored_fleet_file(control, settings)
         return
     if settings.fleet:
-        text, source = _read_fleet_file(Path(settings.fleet)), settings.fleet
+        text, source = _fleet_text(settings), settings.fleet
     elif settings.lab:
         text, source = sample_fleet(), "the sample fleet"
     else:
@@ -105,7 +106,7 @@ async def _may_continue(store: Store, settings: Settings) -> bool:
     begun = store.load(_BEGUN_FLEET_FILE_KEY)
     if not begun or not settings.fleet:
         return False
-    text = _read_fleet_file(Path(settings.fleet))
+    text = _fleet_text(settings)
     if begun != _fleet_digest(text):
         return False
     fleet = read_fleet_file(text, source=settings.fleet)
@@ -155,15 +156,8 @@ def _fleet_digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _read_fleet_file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise Rejected(
-            f"fleet file {str(path)!r} cannot be read: {error.strerror}; name another with --fleet"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise Rejected(f"fleet file {str(path)!r} is not UTF-8 text: save it as UTF-8") from error
+def _fleet_text(settings: Settings) -> str:
+    return read_text_file(Path(settings.fleet), "fleet file", "name another with --fleet")
 
 
 async def load_or_create_tenant_id(store: Store) -> str:

@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 from ipaddress import ip_address
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from forewarn.base.http_client import HttpClient, LocalTargets
+from forewarn.base.tomlfile import parse_toml, read_text_file
 from forewarn.cluster.bus import DEFAULT_PREFIX
 from forewarn.cluster.nats_bus import NatsSettings, check_nats
 from forewarn.core.decision import EnablementMode, Policy
@@ -315,14 +315,7 @@ def load_settings(
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Rejected(
-            f"settings file {str(path)!r} cannot be read: {error.strerror}; name another with --config"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Rejected(f"settings file {str(path)!r} is not TOML: {error}") from error
+    table = dict(parse_toml(read_text_file(path, "settings file", "name another with --config"), str(path)).raw)
     if "lab" in table:
         raise Rejected(f"settings file {str(path)!r} has 'lab': remove it; the command `forewarn up` starts a lab")
     for name in table:

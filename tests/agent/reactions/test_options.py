@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.reactions import REACTIONS, BadOption
+from forewarn.agent.reactions import REACTIONS
+from forewarn.base.tomlfile import BadValue
 
 MAIL = {"server": "mail.example.org", "from": "a@b.c", "to": ["d@e.f"]}
 MISTAKES: list[Any] = [
@@ -121,7 +122,7 @@ MISTAKES: list[Any] = [
 
 @pytest.mark.parametrize(("use", "options", "says"), MISTAKES)
 def test_a_problem_is_reported_with_its_remedy(use: str, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(BadOption) as error:
+    with pytest.raises(BadValue) as error:
         REACTIONS[use].read(options)
     assert str(error.value) == says
     assert error.value.key in ("", *REACTIONS[use].options)

@@ -13,11 +13,12 @@ from forewarn.agent.reactions.failover_patroni import FAILOVER_PATRONI_REACTION
 from forewarn.agent.reactions.leave_pool import LEAVE_POOL_REACTION
 from forewarn.agent.reactions.log import LOG_REACTION
 from forewarn.agent.reactions.mail import MAIL_REACTION
-from forewarn.agent.reactions.options import BadOption, ReactionKind
+from forewarn.agent.reactions.options import ReactionKind
 from forewarn.agent.reactions.readiness import READINESS_REACTION
 from forewarn.agent.reactions.stop_processes import STOP_PROCESSES_REACTION
 from forewarn.agent.reactions.stop_units import STOP_UNITS_REACTION
 from forewarn.agent.reactions.webhook import WEBHOOK_REACTION
+from forewarn.base.tomlfile import BadValue
 
 _ALL_KINDS = (
     COMMAND_REACTION,
@@ -34,4 +35,4 @@ _ALL_KINDS = (
 )
 REACTIONS: dict[str, ReactionKind] = {kind.name: kind for kind in _ALL_KINDS}  # by the value of `use`
 
-__all__ = ["REACTIONS", "BadOption", "ReactionKind"]
+__all__ = ["REACTIONS", "BadValue", "ReactionKind"]

@@ -9,15 +9,9 @@ from pathlib import Path
 
 from forewarn.agent.model import StepContext, StepOutcome
 from forewarn.agent.reactions import child_process
-from forewarn.agent.reactions.options import (
-    BadOption,
-    CommandLine,
-    RawOptions,
-    ReactionKind,
-    read_command_line,
-    read_path,
-)
+from forewarn.agent.reactions.options import CommandLine, ReactionKind
 from forewarn.agent.reactions.step_context import delete_undo_notes, load_undo_notes, save_undo_notes
+from forewarn.base.tomlfile import BadValue, RawTable, read_command_line, read_path
 
 _NO_VARIABLES: Mapping[str, str] = {}
 
@@ -61,9 +55,9 @@ async def run_check_command(
         return None
 
 
-def _read_options(raw: RawOptions) -> CommandOptions:
+def _read_options(raw: RawTable) -> CommandOptions:
     if "run" not in raw:
-        raise BadOption("", "run is missing", 'write run = ["/usr/local/bin/prepare"]')
+        raise BadValue("", "run is missing", 'write run = ["/usr/local/bin/prepare"]')
     return CommandOptions(
         run=read_command_line(raw, "run"), undo=read_command_line(raw, "undo"), check=read_command_line(raw, "check")
     )
@@ -141,9 +135,9 @@ class CheckpointReaction:
         return self._options.directory / _UNSAFE_CHARACTERS.sub("_", f"{context.event.id}-{context.step.name}")
 
 
-def _read_checkpoint_options(raw: RawOptions) -> CheckpointOptions:
+def _read_checkpoint_options(raw: RawTable) -> CheckpointOptions:
     if "save" not in raw:
-        raise BadOption("", "save is missing", 'write save = ["/usr/local/bin/save"]')
+        raise BadValue("", "save is missing", 'write save = ["/usr/local/bin/save"]')
     return CheckpointOptions(
         save=read_command_line(raw, "save"),
         restore=read_command_line(raw, "restore"),

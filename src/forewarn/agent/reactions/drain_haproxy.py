@@ -11,15 +11,9 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from forewarn.agent.model import StepContext, StepOutcome
-from forewarn.agent.reactions.options import (
-    BadOption,
-    RawOptions,
-    ReactionKind,
-    read_flag,
-    read_required_text,
-    read_texts,
-)
+from forewarn.agent.reactions.options import ReactionKind
 from forewarn.agent.reactions.step_context import load_undo_notes, save_undo_notes, wait_until
+from forewarn.base.tomlfile import BadValue, RawTable, read_flag, read_required_text, read_texts
 from forewarn.errors import Unavailable
 
 _HaproxyAdminState = Literal["ready", "drain", "maint"]  # as in `set server NAME state …`
@@ -204,16 +198,16 @@ def _undo_text(ours: list[str], found: dict[str, str]) -> str:
     return "; ".join(parts)
 
 
-def _read_options(raw: RawOptions) -> DrainHaproxyOptions:
+def _read_options(raw: RawTable) -> DrainHaproxyOptions:
     socket = read_required_text(raw, "socket", '"/run/haproxy/admin.sock"')
     if not socket.startswith("/") and not _HOST_AND_PORT.fullmatch(socket):
-        raise BadOption(
+        raise BadValue(
             "socket", f"socket = {socket!r} is neither a path nor host:port", 'write socket = "/run/haproxy/admin.sock"'
         )
     servers = read_texts(raw, "servers", _SERVERS_EXAMPLE)
     for pattern in servers:
         if not _SERVER_NAME.fullmatch(pattern):
-            raise BadOption("servers", f"{pattern!r} is not backend/server", f"write servers = {_SERVERS_EXAMPLE}")
+            raise BadValue("servers", f"{pattern!r} is not backend/server", f"write servers = {_SERVERS_EXAMPLE}")
     return DrainHaproxyOptions(socket=socket, servers=servers, wait=read_flag(raw, "wait", default=True))
 
 

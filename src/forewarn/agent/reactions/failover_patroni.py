@@ -10,18 +10,9 @@ from typing import Any
 
 from forewarn.agent.model import StepContext, StepOutcome
 from forewarn.agent.reactions.http_client import HttpCall, HttpCallFailed, HttpReply, send_call
-from forewarn.agent.reactions.options import (
-    BadOption,
-    RawOptions,
-    ReactionKind,
-    SecretUnavailable,
-    read_flag,
-    read_path,
-    read_secret,
-    read_text,
-    read_url,
-)
+from forewarn.agent.reactions.options import ReactionKind, SecretUnavailable, read_secret
 from forewarn.agent.reactions.step_context import load_undo_notes, reserve_s, save_undo_notes, wait_until
+from forewarn.base.tomlfile import BadValue, RawTable, read_flag, read_path, read_text, read_url
 from forewarn.client import lists
 
 _LEADER_ROLES = frozenset({"leader", "master", "primary", "standby_leader"})
@@ -254,7 +245,7 @@ def _leader_name(cluster: _PatroniCluster) -> str:
     return cluster.leader.name if cluster.leader else "no member"
 
 
-def _read_options(raw: RawOptions) -> FailoverPatroniOptions:
+def _read_options(raw: RawTable) -> FailoverPatroniOptions:
     api = _PatroniApi(
         url=read_url(raw, "url", "http://127.0.0.1:8008"),
         user=read_text(raw, "user"),
@@ -262,7 +253,7 @@ def _read_options(raw: RawOptions) -> FailoverPatroniOptions:
         ca_file=read_path(raw, "ca_file"),
     )
     if bool(api.user) != (api.password_file is not None):
-        raise BadOption("user", "user and password_file need each other", "write both, or neither")
+        raise BadValue("user", "user and password_file need each other", "write both, or neither")
     return FailoverPatroniOptions(
         api=api,
         candidate=read_text(raw, "candidate"),

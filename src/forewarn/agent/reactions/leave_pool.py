@@ -10,22 +10,7 @@ from typing import TypeVar
 
 from forewarn.agent.model import StepContext, StepOutcome
 from forewarn.agent.reactions.http_client import HttpCall, HttpCallFailed, HttpReply, send_call, send_with_retries
-from forewarn.agent.reactions.options import (
-    BadOption,
-    RawOptions,
-    ReactionKind,
-    SecretUnavailable,
-    check_known_keys,
-    check_url,
-    read_path,
-    read_required_text,
-    read_seconds,
-    read_secret,
-    read_table,
-    read_text,
-    read_text_table,
-    read_whole_numbers,
-)
+from forewarn.agent.reactions.options import ReactionKind, SecretUnavailable, read_secret
 from forewarn.agent.reactions.step_context import (
     check_placeholders,
     fill_body,
@@ -33,6 +18,19 @@ from forewarn.agent.reactions.step_context import (
     load_undo_notes,
     save_undo_notes,
     wait_until,
+)
+from forewarn.base.tomlfile import (
+    BadValue,
+    RawTable,
+    check_known_keys,
+    check_url,
+    read_path,
+    read_required_text,
+    read_seconds,
+    read_table,
+    read_text,
+    read_text_table,
+    read_whole_numbers,
 )
 
 T = TypeVar("T")
@@ -83,15 +81,15 @@ class _ConfiguredWait:
         return reply.status in self.call.expect and is_text_fit
 
 
-def _read_subtable(raw: RawOptions, key: str, read: Callable[[RawOptions], T]) -> T:
+def _read_subtable(raw: RawTable, key: str, read: Callable[[RawTable], T]) -> T:
     raw_call = read_table(raw, key)
     try:
         return read(raw_call)
-    except BadOption as bad:
-        raise BadOption(key, f"in {key}, {bad.what}", bad.remedy) from None
+    except BadValue as bad:
+        raise BadValue(key, f"in {key}, {bad.what}", bad.remedy) from None
 
 
-def _read_call(raw_call: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method: str = "POST") -> _ConfiguredCall:
+def _read_call(raw_call: RawTable, known: tuple[str, ...] = _CALL_KEYS, method: str = "POST") -> _ConfiguredCall:
     check_known_keys(raw_call, known)
     url = read_required_text(raw_call, "url", '"https://…"')
     check_url("url", url)
@@ -99,7 +97,7 @@ def _read_call(raw_call: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method
         check_placeholders(each, raw_call.get(each))
     method = read_text(raw_call, "method", method).upper()
     if method not in _METHODS:
-        raise BadOption("method", f"method = {method!r} is unknown", f"write one of {', '.join(_METHODS)}")
+        raise BadValue("method", f"method = {method!r} is unknown", f"write one of {', '.join(_METHODS)}")
     files = read_text_table(raw_call, "header_files")
     return _ConfiguredCall(
         url=url,
@@ -114,7 +112,7 @@ def _read_call(raw_call: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method
 def _checked_headers(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or not value.isprintable() or not _is_latin1(value):
-            raise BadOption("headers", f"{name!r} is not a valid header", "write one line of plain text")
+            raise BadValue("headers", f"{name!r} is not a valid header", "write one line of plain text")
     return headers
 
 
@@ -122,7 +120,7 @@ def _is_latin1(value: str) -> bool:
     return all(ord(character) < 256 for character in value)
 
 
-def _read_wait(raw_call: RawOptions) -> _ConfiguredWait:
+def _read_wait(raw_call: RawTable) -> _ConfiguredWait:
     return _ConfiguredWait(
         call=_read_call(raw_call, _WAIT_KEYS, method="GET"),
         contains=read_text(raw_call, "contains"),
@@ -187,9 +185,9 @@ class LeavePoolReaction:
             return False
 
 
-def _read_options(raw: RawOptions) -> LeavePoolOptions:
+def _read_options(raw: RawTable) -> LeavePoolOptions:
     if "leave" not in raw:
-        raise BadOption("", "leave is missing", 'write leave = { method = "DELETE", url = "https://…/$vm" }')
+        raise BadValue("", "leave is missing", 'write leave = { method = "DELETE", url = "https://…/$vm" }')
     return LeavePoolOptions(
         leave=_read_subtable(raw, "leave", _read_call),
         back=_read_subtable(raw, "back", _read_call) if "back" in raw else None,

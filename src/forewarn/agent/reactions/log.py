@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forewarn.agent.model import StepContext, StepOutcome, StepPhase
-from forewarn.agent.reactions.options import RawOptions, ReactionKind, read_path
+from forewarn.agent.reactions.options import ReactionKind
 from forewarn.agent.reactions.step_context import event_facts, event_sentence
 from forewarn.base.clock import read_real_time
 from forewarn.base.times import time_text
+from forewarn.base.tomlfile import RawTable, read_path
 
 SYSTEMD_JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
 _PRIORITY_WARNING, _PRIORITY_NOTICE = "4", "5"
@@ -95,7 +96,7 @@ def _encode_journal_field(name: str, text: str) -> bytes:
     return name.encode() + b"\n" + struct.pack("<Q", len(value)) + value + b"\n"
 
 
-def _read_options(raw: RawOptions) -> LogOptions:
+def _read_options(raw: RawTable) -> LogOptions:
     return LogOptions(file=read_path(raw, "file"), journal=read_path(raw, "journal") or SYSTEMD_JOURNAL_SOCKET)
 
 

@@ -15,20 +15,10 @@ from pathlib import Path
 from typing import Literal, cast
 
 from forewarn.agent.model import StepContext, StepOutcome, StepPhase
-from forewarn.agent.reactions.options import (
-    BadOption,
-    RawOptions,
-    ReactionKind,
-    SecretUnavailable,
-    read_choice,
-    read_path,
-    read_required_text,
-    read_secret,
-    read_text,
-    read_texts,
-)
+from forewarn.agent.reactions.options import ReactionKind, SecretUnavailable, read_secret
 from forewarn.agent.reactions.step_context import event_details, event_sentence, reserve_s
 from forewarn.base.clock import read_real_time
+from forewarn.base.tomlfile import BadValue, RawTable, read_choice, read_path, read_required_text, read_text, read_texts
 from forewarn.errors import Rejected, Unavailable
 
 _SmtpSecurity = Literal["starttls", "tls", "none"]  # how the connection is encrypted
@@ -226,7 +216,7 @@ def _opening_sentences(context: StepContext) -> str:
     return f"{event_sentence(context)}. The agent is running the steps configured for it."
 
 
-def _read_options(raw: RawOptions) -> MailOptions:
+def _read_options(raw: RawTable) -> MailOptions:
     security = read_choice(raw, "security", ("starttls", "tls", "none"))
     host, port = _host_and_port(read_required_text(raw, "server", '"mail.example.org"'), _DEFAULT_PORTS[security])
     server = _SmtpServerConfig(
@@ -238,9 +228,9 @@ def _read_options(raw: RawOptions) -> MailOptions:
         ca_file=read_path(raw, "ca_file"),
     )
     if bool(server.user) != (server.password_file is not None):
-        raise BadOption("user", "user and password_file need each other", "write both, or neither")
+        raise BadValue("user", "user and password_file need each other", "write both, or neither")
     if server.user and security == "none":
-        raise BadOption("security", "the password would be sent unencrypted", 'write security = "starttls"')
+        raise BadValue("security", "the password would be sent unencrypted", 'write security = "starttls"')
     receivers = read_texts(raw, "to", '["ops@example.org"]')
     return MailOptions(
         server=server,
@@ -254,13 +244,13 @@ def _host_and_port(server: str, default_port: int) -> tuple[str, int]:
     if not colon:
         return server, default_port
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BadOption("server", f"server = {server!r} is not host or host:port", 'write server = "mail.example.org"')
+        raise BadValue("server", f"server = {server!r} is not host or host:port", 'write server = "mail.example.org"')
     return host, int(port)
 
 
 def _checked_address(given: str, key: str) -> str:
     if not _MAIL_ADDRESS.fullmatch(given):
-        raise BadOption(key, f"{given!r} is not a mail address", f'write {key} = "name@example.org"')
+        raise BadValue(key, f"{given!r} is not a mail address", f'write {key} = "name@example.org"')
     return given
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forewarn.agent.model import StepContext, StepOutcome
-from forewarn.agent.reactions.options import RawOptions, ReactionKind, read_path, read_seconds, read_whole_numbers
+from forewarn.agent.reactions.options import ReactionKind
 from forewarn.agent.reactions.step_context import load_undo_notes, save_undo_notes, wait_until
+from forewarn.base.tomlfile import RawTable, read_path, read_seconds, read_whole_numbers
 
 TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # the kernel's lists of connections
 _ESTABLISHED_STATE = "01"
@@ -94,7 +95,7 @@ class ReadinessReaction:
         return not count_connections(self._options.ports)
 
 
-def _read_options(raw: RawOptions) -> ReadinessOptions:
+def _read_options(raw: RawTable) -> ReadinessOptions:
     return ReadinessOptions(
         file=read_path(raw, "file"),
         notice_s=read_seconds(raw, "notice", 0.0),

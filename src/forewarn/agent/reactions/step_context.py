@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from forewarn.agent.model import Event, StepContext, StepPhase
-from forewarn.agent.reactions.options import BadOption
 from forewarn.base.duration import exact_duration_text
+from forewarn.base.tomlfile import BadValue
 
 T = TypeVar("T")
 
@@ -136,12 +136,12 @@ def _fill(value: object, values_by_name: Mapping[str, str]) -> object:
 
 
 def check_placeholders(key: str, value: Any) -> None:
-    """Raise BadOption, for the option `key`, if a string in the value has an unknown placeholder."""
+    """Raise BadValue, for the option `key`, if a string in the value has an unknown placeholder."""
     try:
         _fill(value, dict.fromkeys(PLACEHOLDERS, ""))
     except (KeyError, ValueError):
         known = ", ".join(f"${name}" for name in PLACEHOLDERS)
-        raise BadOption(key, f"{key} has an unknown placeholder", f"write {known}, or $$ for a dollar") from None
+        raise BadValue(key, f"{key} has an unknown placeholder", f"write {known}, or $$ for a dollar") from None
 
 
 _MAX_RESERVE_S = 0.5

@@ -11,17 +11,7 @@ from pathlib import Path
 
 from forewarn.agent.model import StepContext, StepOutcome
 from forewarn.agent.reactions import child_process
-from forewarn.agent.reactions.options import (
-    BadOption,
-    CommandLine,
-    RawOptions,
-    ReactionKind,
-    read_command_line,
-    read_path,
-    read_seconds,
-    read_text,
-    read_texts,
-)
+from forewarn.agent.reactions.options import CommandLine, ReactionKind
 from forewarn.agent.reactions.processes import (
     ProcessInfo,
     find_processes,
@@ -30,6 +20,7 @@ from forewarn.agent.reactions.processes import (
     signal_and_wait,
 )
 from forewarn.agent.reactions.step_context import load_undo_notes, reserve_s, save_undo_notes
+from forewarn.base.tomlfile import BadValue, RawTable, read_command_line, read_path, read_seconds, read_text, read_texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +95,12 @@ def _process_list_text(targets: Iterable[ProcessInfo]) -> str:
     return f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(pids)}"
 
 
-def _read_options(raw: RawOptions) -> StopProcessesOptions:
+def _read_options(raw: RawTable) -> StopProcessesOptions:
     pid_file, exe, command = read_path(raw, "pid_file"), read_path(raw, "exe"), read_texts(raw, "command")
     if not (pid_file or exe or command):
-        raise BadOption("", "the processes are not specified", 'write pid_file = "/run/app.pid", or exe, or command')
+        raise BadValue("", "the processes are not specified", 'write pid_file = "/run/app.pid", or exe, or command')
     if pid_file and (exe or command or "user" in raw):
-        raise BadOption("pid_file", "pid_file excludes exe, command and user", "remove those, or pid_file")
+        raise BadValue("pid_file", "pid_file excludes exe, command and user", "remove those, or pid_file")
     return StopProcessesOptions(
         pid_file=pid_file,
         exe=str(exe) if exe else "",
@@ -126,7 +117,7 @@ def _uid_of_user(user: str) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
-        raise BadOption("user", f"the user {user!r} does not exist", "write the name of an existing user") from None
+        raise BadValue("user", f"the user {user!r} does not exist", "write the name of an existing user") from None
 
 
 STOP_PROCESSES_REACTION = ReactionKind(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from forewarn.agent.model import StepContext, StepOutcome
 from forewarn.agent.reactions import child_process
-from forewarn.agent.reactions.options import BadOption, RawOptions, ReactionKind, read_flag, read_texts
+from forewarn.agent.reactions.options import ReactionKind
 from forewarn.agent.reactions.step_context import load_undo_notes, save_undo_notes, wait_until
+from forewarn.base.tomlfile import BadValue, RawTable, read_flag, read_texts
 
 # The characters of systemd's unit names; never an option, never a pattern.
 _UNIT_NAME = re.compile(r"[A-Za-z0-9:_.\\@][A-Za-z0-9:_.\\@-]*")
@@ -96,13 +97,13 @@ class _UnitStateUnknown(Exception):
     """systemctl did not show a unit's state."""
 
 
-def _read_options(raw: RawOptions) -> StopUnitsOptions:
+def _read_options(raw: RawTable) -> StopUnitsOptions:
     units = read_texts(raw, "units", _UNITS_EXAMPLE)
     for unit in units:
         if not _UNIT_NAME.fullmatch(unit):
-            raise BadOption("units", f"{unit!r} is not a unit's name", f"write units = {_UNITS_EXAMPLE}")
+            raise BadValue("units", f"{unit!r} is not a unit's name", f"write units = {_UNITS_EXAMPLE}")
         if unit.removesuffix(".service") == _AGENT_UNIT:
-            raise BadOption("units", f"{unit!r} is the agent itself", "remove it: nothing would start it again")
+            raise BadValue("units", f"{unit!r} is the agent itself", "remove it: nothing would start it again")
     return StopUnitsOptions(units=units, user=read_flag(raw, "user", default=False))
 
 

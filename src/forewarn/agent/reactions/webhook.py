@@ -12,17 +12,10 @@ from urllib.parse import quote
 
 from forewarn.agent.model import StepContext, StepOutcome, StepPhase
 from forewarn.agent.reactions.http_client import HttpCall, HttpCallFailed, send_with_retries
-from forewarn.agent.reactions.options import (
-    RawOptions,
-    ReactionKind,
-    SecretUnavailable,
-    check_url,
-    read_path,
-    read_required_text,
-    read_secret,
-)
+from forewarn.agent.reactions.options import ReactionKind, SecretUnavailable, read_secret
 from forewarn.agent.reactions.step_context import event_facts, event_sentence
 from forewarn.base.clock import read_real_time
+from forewarn.base.tomlfile import RawTable, check_url, read_path, read_required_text
 
 _CLOUD_EVENT_TYPES = {StepPhase.DO: "Forewarn.Agent.EventNoticed", StepPhase.UNDO: "Forewarn.Agent.EventGone"}
 
@@ -84,7 +77,7 @@ def _signature_headers(secret: str, body: bytes) -> dict[str, str]:
     return {"X-Forewarn-Timestamp": timestamp, "X-Forewarn-Signature": f"sha256={digest}"}
 
 
-def _read_options(raw: RawOptions) -> WebhookOptions:
+def _read_options(raw: RawTable) -> WebhookOptions:
     url = read_required_text(raw, "url", '"https://host/path"')
     check_url("url", url)
     return WebhookOptions(url=url, secret_file=read_path(raw, "secret_file"), ca_file=read_path(raw, "ca_file"))

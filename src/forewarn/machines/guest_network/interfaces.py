@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from ipaddress import AddressValueError, IPv4Address
-from typing import Any
 from xml.etree import ElementTree
 
-from forewarn.base.tomlfile import error_line, index_lines
+from forewarn.base.tomlfile import TomlTable, parse_toml, read_number, read_text, read_texts
 from forewarn.errors import Rejected
 
 # Reads libvirt's XML: devices of a domain, and addresses that a network reserves. Pure.
@@ -114,8 +112,6 @@ def _parse_xml(xml: str, tag: str) -> ElementTree.Element:
 
 _DEVICE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,14}")  # IFNAMSIZ; nft reads `*` as a pattern
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
-_INTERFACE_KEYS = ("vm", "tap", "port", "mac", "addresses", "mark")
-_FILE_KEYS = ("interfaces", "libvirt")
 _MAX_MARK = 0xFFFFFFFF
 _LINK_LOCAL_PREFIX = "169.254."
 
@@ -174,55 +170,29 @@ def parse_option(text: str, attachment: Attachment) -> VmInterface:
 
 def parse_interface_file(text: str, path: str) -> InterfaceFile:
     """Return the interfaces and libvirt URIs in the text of a TOML file; `path` only names it in messages."""
+    root = parse_toml(text, path)
+    interfaces = [_parse_table(table, path) for table in root.read_tables("interfaces")]
+    uris = root.read(read_texts, "libvirt")
+    root.reject_unknown_keys()
+    root.raise_problems(path)
+    return InterfaceFile(tuple(each for each in interfaces if each), uris)
+
+
+def _parse_table(table: TomlTable, path: str) -> VmInterface | None:
+    attachment = Attachment.TAP if table.has("tap") else Attachment.PORT
+    if table.has("tap") == table.has("port"):
+        table.add_problem("", "an interface has either a tap or a port", 'write tap = "tap-web0" or port = "vnet3"')
+        return None
+    vm, device = table.read(read_text, "vm"), table.read(read_text, attachment.value)
+    mac, addresses = table.read(read_text, "mac"), table.read(read_texts, "addresses")
+    mark = table.read(read_number, "mark", 0, 1, _MAX_MARK)
+    table.reject_unknown_keys()
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise Rejected(f"{path}:{error_line(str(error), text)}: this is not TOML: {error}") from error
-    lines = index_lines(text)
-    for key in data:
-        if key not in _FILE_KEYS:
-            raise Rejected(f"{path}:{lines.line_of((key,))}: {key!r} is unknown: write [[interfaces]] or libvirt = …")
-    tables = data.get("interfaces", [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise Rejected(f"{path}:{lines.line_of(('interfaces',))}: write each interface as a table [[interfaces]]")
-    interfaces = []
-    for number, table in enumerate(tables):
-        try:
-            interfaces.append(replace(_parse_table(table), source=path))
-        except Rejected as error:
-            raise Rejected(f"{path}:{lines.line_of(('interfaces', number))}: {error}") from error
-    uris = data.get("libvirt", [])
-    uris = [uris] if isinstance(uris, str) else uris
-    if not isinstance(uris, list) or not all(isinstance(uri, str) and uri for uri in uris):
-        raise Rejected(f'{path}:{lines.line_of(("libvirt",))}: libvirt is not a URI: write libvirt = "qemu:///system"')
-    return InterfaceFile(tuple(interfaces), tuple(uris))
-
-
-def _parse_table(table: Mapping[str, Any]) -> VmInterface:
-    for key in table:
-        if key not in _INTERFACE_KEYS:
-            raise Rejected(f"an interface has no key {key!r}: its keys are {', '.join(_INTERFACE_KEYS)}")
-    if ("tap" in table) == ("port" in table):
-        raise Rejected('an interface has either a tap or a port: write tap = "tap-web0" or port = "vnet3"')
-    attachment = Attachment.TAP if "tap" in table else Attachment.PORT
-    texts = {key: table.get(key, "") for key in ("vm", attachment.value, "mac")}
-    for key, value in texts.items():
-        if not isinstance(value, str):
-            raise Rejected(f"{key} = {value!r} is not text: write it in quotes")
-    addresses = table.get("addresses", [])
-    if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
-        raise Rejected('addresses is not a list of texts: write addresses = ["10.0.0.11"]')
-    mark = table.get("mark", 0)
-    if not isinstance(mark, int) or isinstance(mark, bool) or ("mark" in table and not 0 < mark <= _MAX_MARK):
-        raise Rejected(f"mark {mark!r} is not valid: write a number from 1 to {_MAX_MARK}, or leave it out")
-    checked = checked_interface(
-        vm=texts["vm"],
-        device=texts[attachment.value],
-        attachment=attachment,
-        mac=texts["mac"],
-        addresses=addresses,
-    )
-    return replace(checked, mark=mark)
+        checked = checked_interface(vm=vm, device=device, attachment=attachment, mac=mac, addresses=addresses)
+    except Rejected as error:
+        table.add_error("", error)
+        return None
+    return replace(checked, mark=mark, source=path)
 
 
 def checked_interface(

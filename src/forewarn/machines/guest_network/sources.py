@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from forewarn.base.tomlfile import read_text_file
 from forewarn.base.wording import did_you_mean
 from forewarn.errors import Rejected
 from forewarn.machines.guest_network.interfaces import (
@@ -65,11 +66,7 @@ class InterfaceSources:
     def _read_file(self) -> InterfaceFile:
         if self.file is None:
             return InterfaceFile((), ())
-        try:
-            text = self.file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise Rejected(f"file {self.file} cannot be read: {reason}") from error
+        text = read_text_file(self.file, "file", "give another")
         return parse_interface_file(text, str(self.file.absolute()))
 
 
