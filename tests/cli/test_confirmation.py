@@ -70,13 +70,13 @@ def test_a_question_is_visible_if_only_the_answer_goes_to_a_file(production: Any
 def test_a_restart_says_before_which_vms_get_no_notice_and_why(production: Any) -> None:
     result = production.at_terminal("restart", "web", "db-0", typed="n\n")
     reason = "no VM of the scope has polled within 24 h, so scheduled events are disabled there"
-    assert f"reboot of web at once, without an event: {reason}." in result.stdout
+    assert f"Reboot of web at once, without an event: {reason}." in result.stdout
     assert "db-0 at once" not in result.stdout
 
 
 def test_vms_that_lose_notice_for_one_reason_stand_in_one_sentence(production: Any) -> None:
     message = " ".join(production.refused("delete", "web", "spot", "quick").split())
-    assert "(delete of web, spot, quick at once, without an event: no terminate notification is set)" in message
+    assert "(Delete of web, spot, quick at once, without an event: no terminate notification is set)" in message
 
 
 def test_an_abort_and_a_confirmed_host_are_asked_about(production: Any) -> None:

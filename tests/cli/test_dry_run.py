@@ -28,7 +28,7 @@ def test_a_dry_run_changes_nothing_and_shows_every_event(lab: Any, arguments: tu
 
 def test_a_dry_run_says_why_there_is_no_event(lab: Any) -> None:
     text = lab.good("delete", "web", "--dry-run")
-    assert "delete of web at once, without an event: no terminate notification is set." in text
+    assert "Delete of web at once, without an event: no terminate notification is set." in text
 
 
 @pytest.mark.parametrize("arguments", [("evict", "web"), ("restart", "nobody"), ("rollout", "start", "--host", "h9")])

@@ -226,7 +226,7 @@ def test_a_preview_says_what_happens_at_once_without_an_event_and_why(worlds: li
     worlds.append(world := World(vms=[a_vm("db")], hosts=[a_host("h1")], policy=Policy()))
     result = preview(world, RequestedOperation.RESTART, "db")
     assert result.summary == (
-        "reboot of db at once, without an event: "
+        "Reboot of db at once, without an event: "
         "no VM of the scope has polled within 24 h, so scheduled events are disabled there.",
     )
 

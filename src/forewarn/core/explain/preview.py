@@ -176,7 +176,7 @@ def _immediate_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
         reasons.setdefault((event.verb, event.note), []).extend(event.vms)
     listed, others = list(reasons.items())[:_MAX_LISTED_REASONS], list(reasons.values())[_MAX_LISTED_REASONS:]
     for (verb, why), names in listed:
-        yield f"{verb_noun(verb)} of {first_names(names)} at once, without an event: {why}."
+        yield f"{verb_noun(verb).capitalize()} of {first_names(names)} at once, without an event: {why}."
     if others:
         named = first_names([name for names in others for name in names])
         yield f"Other VMs are affected at once for {_counted(len(others), 'more reason')}: {named}."
