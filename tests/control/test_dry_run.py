@@ -299,6 +299,17 @@ def test_the_plan_of_a_very_large_rollout_has_the_estimated_times_of_its_waves(w
     assert plan.summary[-1].endswith("and 2097 more.")
 
 
+def test_the_plan_of_a_very_large_rollout_names_the_rollout_that_does_the_same_work(worlds: list[World]) -> None:
+    worlds.append(world := in_sets(700, 3, 90))
+    other = Rollout(impact=RolloutImpact.MIGRATE, scope_id="set:sub/lab/set7")
+    request = world.do(world.control.rollout_requests.start(other, who="ann"))
+    world.settle()
+    rollout = Rollout(impact=RolloutImpact.MIGRATE, everything=True)
+    plan = world.do(plan_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False))
+    assert plan.shared == {request.id: 1}
+    assert any("1 VM is shared with rollout" in sentence for sentence in plan.summary)
+
+
 def test_a_preview_in_a_large_fleet_covers_the_concerned_scopes(worlds: list[World]) -> None:
     worlds.append(world := in_sets(700, 3, 90))
     predicted, actual = roll_out(world, Rollout(impact=RolloutImpact.REBOOT, scope_id="set:sub/lab/set7"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -70,6 +70,7 @@ class RolloutForecast(msgspec.Struct, frozen=True, kw_only=True):
     waves: tuple[ForecastWave, ...]  # in order
     ends_at: LabTime | None  # when the last wave has settled; None: a window or a budget never lets it end
     is_measured: bool  # it assumes the pace of its events so far; False: that nobody approves
+    shared: dict[str, int] = {}  # other rollouts that do the same work, by id, and how many of its VMs they serve
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +143,7 @@ def make_rollout_plan(
     unlisted -= {(e.scope_id, name) for e in latest.events for name in e.vms} if latest is not None else set()
     served_by = latest.served_by if latest is not None else {}
     shared = {request_id: len(unlisted & vms) for request_id, vms in served_by.items() if unlisted & vms}
+    shared |= forecast.shared if forecast is not None else {}
     never = len(unlisted.difference(*served_by.values())) if reached else 0
     over_earliest, over_latest = (_end_of(run, rollout, now) for run in (earliest, latest))
     silent = sum(vm.key in without_handler for wave in divided for vm in wave)
@@ -237,7 +239,13 @@ def forecast_rollout(
             free_at = work.settled_at
         else:
             waves.append(ForecastWave(wave=index, state="waiting", size=len(members)))
-    return RolloutForecast(waves=tuple(waves), ends_at=_later(free_at, others), is_measured=pace.is_measured)
+    served = ((item, name) for item in (*shared.events, *shared.planned) for name in item.vms)
+    return RolloutForecast(
+        waves=tuple(waves),
+        ends_at=_later(free_at, others),
+        is_measured=pace.is_measured,
+        shared=Counter(item.request_id for item, name in served if (item.scope_id, name) in shared.states),
+    )
 
 
 def _later(at: float | None, others: _Work) -> float | None:
