@@ -239,7 +239,8 @@ def forecast_rollout(
             free_at = work.settled_at
         else:
             waves.append(ForecastWave(wave=index, state="waiting", size=len(members)))
-    served = ((item, name) for item in (*shared.events, *shared.planned) for name in item.vms)
+    serving: list[Event | PlannedEvent] = [*shared.events, *shared.planned]
+    served = ((item, name) for item in serving for name in item.vms)
     return RolloutForecast(
         waves=tuple(waves),
         ends_at=_later(free_at, others),
