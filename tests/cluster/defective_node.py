@@ -34,7 +34,8 @@ def answer_before_the_commit() -> None:
         threading.Thread(target=run, daemon=True).start()
 
     RecordReplication._commit_to_record = commit_later  # type: ignore[method-assign]
-    HeldLease.deposed = lambda self, reason: None  # type: ignore[method-assign]  # its own renewals would find it, too
+    # Its own renewals would find that the server lacks the group.
+    HeldLease.deposed = lambda self, reason: self.renewed(time.monotonic())  # type: ignore[method-assign]
 
 
 def leave_out_the_fence() -> None:
