@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.agent.approval import PROFILES
-from forewarn.agent.config import DEFAULT_STATE_DIRECTORY, parse_config
-from forewarn.agent.http_server import DEFAULT_LISTEN_ADDRESS
+from forewarn.agent.config import DEFAULT_LISTEN_ADDRESS, DEFAULT_STATE_DIRECTORY, parse_config
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "how-to" / "agent.md").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """The agent's pages: health, readiness, metrics and state."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +9,9 @@ import pytest
 
 from forewarn.agent.actions import AgentSnapshot
 from forewarn.agent.http_pages import build_pages
-from forewarn.agent.http_server import AgentPages
 from forewarn.agent.metrics import AgentMetrics, EndpointHealthTracker
 from forewarn.agent.model import EventRecord, OpenRecords, RuleConfig, StepConfig, StepPhase, StepRun, StepState
+from forewarn.base.http_server import HttpPage
 from forewarn.base.times import time_text
 from forewarn.client import ReceivedEvent
 
@@ -41,11 +41,11 @@ def snapshot_of(*records: EventRecord) -> AgentSnapshot:
 
 def pages(
     *records: EventRecord, metrics: AgentMetrics | None = None, facts: Mapping[str, Any] | None = None
-) -> AgentPages:
+) -> dict[str, Callable[[], HttpPage]]:
     return build_pages(metrics or AgentMetrics(["away", "save"]), lambda: snapshot_of(*records), lambda: facts or {})
 
 
-def read_page(made: AgentPages, path: str) -> tuple[int, Any]:
+def read_page(made: dict[str, Callable[[], HttpPage]], path: str) -> tuple[int, Any]:
     page = made[path]()
     return page.status, json.loads(page.body)
 

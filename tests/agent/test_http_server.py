@@ -7,21 +7,21 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from forewarn.agent.http_server import (
+from forewarn.agent.config import parse_listen_address
+from forewarn.agent.process import serve_pages
+from forewarn.base.http_server import (
     MAX_CONNECTIONS,
-    AgentPage,
-    AgentPages,
+    HttpPage,
+    HttpPages,
     json_page,
-    parse_listen_address,
-    serve_pages,
 )
 from forewarn.errors import Rejected, Unavailable
 
-PAGES: AgentPages = {"/ready": lambda: json_page({"ready": False}, 503), "/metrics": lambda: AgentPage(body=b"up 1\n")}
+PAGES: HttpPages = {"/ready": lambda: json_page({"ready": False}, 503), "/metrics": lambda: HttpPage(body=b"up 1\n")}
 ANY = "127.0.0.1:0"
 
 
-def with_server(client: Callable[[int], Awaitable[None]], pages: AgentPages = PAGES, listen: str = ANY) -> None:
+def with_server(client: Callable[[int], Awaitable[None]], pages: HttpPages = PAGES, listen: str = ANY) -> None:
     async def serve() -> None:
         async with asyncio.timeout(20), serve_pages(pages, listen) as port:
             await client(port)
@@ -50,7 +50,7 @@ def test_a_page_shows_the_current_state() -> None:
             assert b"\r\nContent-Length: 3\r\n" in head
             assert b"\r\nCache-Control: no-store\r\n" in head
 
-    with_server(client, {"/now": lambda: AgentPage(body=next(bodies))})
+    with_server(client, {"/now": lambda: HttpPage(body=next(bodies))})
 
 
 def test_a_load_balancer_sees_the_status_and_a_person_the_reason() -> None:
@@ -91,12 +91,12 @@ def test_an_unknown_page_answers_404_with_the_existing_pages() -> None:
 
 
 def test_a_page_that_fails_answers_500_and_the_others_work(caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> AgentPage:
+    def broken() -> HttpPage:
         raise ZeroDivisionError("a secret")
 
     async def client(port: int) -> None:
         status, _, body = await exchange(port, b"GET /broken HTTP/1.1\r\n\r\n")
-        assert (status, json.loads(body)) == (500, {"error": "the page failed: see the agent's log"})
+        assert (status, json.loads(body)) == (500, {"error": "the page failed: see the log"})
         assert (await exchange(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
 
     with_server(client, {**PAGES, "/broken": broken})
@@ -168,7 +168,7 @@ def test_a_health_check_is_answered_although_others_do_not_read_their_answers() 
         for each in hoarding:
             each.close()
 
-    with_server(client, {**PAGES, "/large": lambda: AgentPage(body=b"x" * 8_000_000)})
+    with_server(client, {**PAGES, "/large": lambda: HttpPage(body=b"x" * 8_000_000)})
 
 
 def test_one_address_cannot_displace_the_connections_of_others() -> None:
@@ -195,7 +195,7 @@ def test_a_client_that_sends_no_request_is_closed_soon() -> None:
     with_server(client)
 
 
-STATE: AgentPages = {**PAGES, "/state": lambda: json_page({"vm": "web-0"})}
+STATE: HttpPages = {**PAGES, "/state": lambda: json_page({"vm": "web-0"})}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9258", "[::1]:9258", "10.0.0.4", "LOCALHOST.", "HOSTNAME"])

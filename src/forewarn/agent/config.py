@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 from forewarn.agent.approval import PROFILE_NOTICE_S, PROFILES, excess_budget_s
-from forewarn.agent.http_server import DEFAULT_LISTEN_ADDRESS, parse_listen_address
 from forewarn.agent.model import (
     MAX_UNDO_TRIES,
     OWN_VM,
@@ -43,6 +42,7 @@ from forewarn.client.endpoint import parse_endpoint
 from forewarn.errors import Rejected
 from forewarn.protocol.document import EventSource, Kind
 
+DEFAULT_LISTEN_ADDRESS = "127.0.0.1:9258"
 DEFAULT_STATE_DIRECTORY = "/var/lib/forewarn-agent"
 
 
@@ -126,6 +126,16 @@ def _read_absolute_path(root: TomlTable, key: str) -> Path | None:
     if text and not text.startswith("/"):
         root.add_problem(key, f"{key} = {text!r} is not an absolute path", f'write {key} = "/…"')
     return Path(text) if text else None
+
+
+def parse_listen_address(text: str) -> tuple[str, int]:
+    """Split `127.0.0.1:9258` or `[::1]:9258` into host (without brackets) and port."""
+    host, colon, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    is_valid = bool(colon and bare) and (":" not in bare or host != bare)
+    if not is_valid or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise Rejected(f'listen = {text!r} is not an address: write "{DEFAULT_LISTEN_ADDRESS}", or "" for none')
+    return bare, int(port)
 
 
 def _read_listen(root: TomlTable) -> str:

@@ -70,7 +70,6 @@ class EndpointHealthTracker:
         )
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus' text format
 OTHER_KIND = "other"  # the label of an unknown kind
 KINDS = (*(kind.value for kind in Kind), OTHER_KIND)  # all values of the label `kind`
 

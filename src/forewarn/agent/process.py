@@ -6,15 +6,16 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from forewarn.agent.config import AgentConfig
+from forewarn.agent.config import AgentConfig, parse_listen_address
 from forewarn.agent.daemon import AgentDaemon
-from forewarn.agent.http_server import AgentPages, serve_pages
 from forewarn.agent.reporting import log_startup
+from forewarn.base.http_server import HttpPages, HttpServer
 from forewarn.errors import ForewarnError, Rejected, Unavailable
 
 LOG = logging.getLogger("forewarn.agent")
@@ -86,7 +87,7 @@ def _extra_state(daemon: AgentDaemon) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _pages_served(pages: AgentPages, listen: str) -> AsyncIterator[None]:
+async def _pages_served(pages: HttpPages, listen: str) -> AsyncIterator[None]:
     task = asyncio.create_task(_serve_pages_with_retries(pages, listen))
     try:
         yield
@@ -95,7 +96,7 @@ async def _pages_served(pages: AgentPages, listen: str) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-async def _serve_pages_with_retries(pages: AgentPages, listen: str) -> None:
+async def _serve_pages_with_retries(pages: HttpPages, listen: str) -> None:
     """Serves the pages; retries while the address is taken, because the agent must run anyway."""
     last_error = ""
     while True:
@@ -108,3 +109,21 @@ async def _serve_pages_with_retries(pages: AgentPages, listen: str) -> None:
                 LOG.error("%s", error)
             last_error = str(error)
         await asyncio.sleep(_LISTEN_RETRY_S)
+
+
+@asynccontextmanager
+async def serve_pages(pages: HttpPages, listen: str) -> AsyncIterator[int]:
+    """Context manager: serve the pages by GET and HEAD at `listen` (host:port), and yield the port."""
+    host, port = parse_listen_address(listen)
+    server = HttpServer(pages, own_names=("localhost", host.lower(), socket.gethostname().lower()))
+    try:
+        bound = await server.start(host=host, port=port)
+    except OSError as error:
+        why = error.strerror or error
+        raise Unavailable(
+            f"the agent cannot listen on {listen} ({why}): free the address, or set another with listen"
+        ) from error
+    try:
+        yield bound
+    finally:
+        await server.close()

@@ -18,9 +18,8 @@ from typing import Any
 import click
 
 from forewarn.agent.actions import AgentSnapshot
-from forewarn.agent.config import AgentConfig, load_config
+from forewarn.agent.config import DEFAULT_LISTEN_ADDRESS, AgentConfig, load_config, parse_listen_address
 from forewarn.agent.explanation import AgentExplanation, DryRun, dry_run_event, explain_event, step_plan_table
-from forewarn.agent.http_server import DEFAULT_LISTEN_ADDRESS, parse_listen_address
 from forewarn.agent.journal import AgentJournal, is_journal_locked
 from forewarn.agent.journal_repair import JournalRepair, repair_journal
 from forewarn.agent.model import OWN_VM, EventRecord, RuleConfig

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from forewarn import __version__
-from forewarn.base.metrics_server import MetricsServer, bind_metrics_sockets
+from forewarn.base.http_server import HttpServer, bind_metrics_sockets, metrics_pages
 from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.host_node import HostNode, HostNodeConfig, RulesChanged
 from forewarn.cluster.messages import NodeInfo
@@ -93,8 +93,8 @@ class _NodeProcess:
         stack.push_async_callback(bus.close)
         config = _node_config(settings, state, subjects)
         if metrics_sockets:
-            server = MetricsServer(NodeMetrics(lambda: self._node).render)
-            await server.start(metrics_sockets[0])
+            server = HttpServer(metrics_pages(NodeMetrics(lambda: self._node).render))
+            await server.start(sock=metrics_sockets[0])
             stack.push_async_callback(server.close)
         while not self._is_stopping and await self._serve(bus, config, hypervisor, state, metrics_sockets[1:]):
             log.warning("the service has other rules than before: this node starts again with them")

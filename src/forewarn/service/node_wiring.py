@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from forewarn.auth.certificates import ca_certificate_path
 from forewarn.auth.tokens import ForwardingTokens, SigningKey
 from forewarn.base.clock import read_real_time, real_now
-from forewarn.base.metrics_server import MetricsServer
+from forewarn.base.http_server import HttpServer, metrics_pages
 from forewarn.base.times import RealTime
 from forewarn.cluster.bus import Bus
 from forewarn.cluster.forwarding import ForwardedCallMiddleware, ForwardingApp, NodeApp
@@ -267,8 +267,8 @@ async def running_control_node(
         await stack.enter_async_context(serve_unix(process.local_app, directory.socket, ServingState()))
         await stack.enter_async_context(port.serve(process.api_app, ServingState()))
         if metrics_sockets:
-            metrics_server = MetricsServer(process.render_metrics)
-            await metrics_server.start(metrics_sockets[0])
+            metrics_server = HttpServer(metrics_pages(process.render_metrics))
+            await metrics_server.start(sock=metrics_sockets[0])
             stack.push_async_callback(metrics_server.close)
         async with _running(process.node):
             yield process

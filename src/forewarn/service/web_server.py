@@ -27,7 +27,7 @@ from forewarn.auth.sessions import SessionIssuer, SignInLinks
 from forewarn.auth.token_service import TokenService
 from forewarn.auth.tokens import SigningKey, TokenIssuer
 from forewarn.base.clock import read_real_time
-from forewarn.base.metrics_server import METRICS_CONTENT_TYPE
+from forewarn.base.http_server import METRICS_CONTENT_TYPE
 from forewarn.cluster.forwarding import forwarded_owner
 from forewarn.control.directory import FleetDirectory
 from forewarn.core.access import ADMIN_CLIENT_ID, Principal, Right, owner_principal

@@ -24,7 +24,7 @@ import msgspec
 from forewarn import __version__
 from forewarn.auth.token_service import VmTokens
 from forewarn.base.clock import Clock, LabClock, SystemClock
-from forewarn.base.metrics_server import MetricsServer, bind_metrics_sockets
+from forewarn.base.http_server import HttpServer, bind_metrics_sockets, metrics_pages
 from forewarn.base.unix_socket import bind_unix_socket
 from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.control_side import ClusterControl
@@ -199,8 +199,8 @@ async def running_service(settings: Settings, *, new_store: bool = False) -> Asy
         )
         await _serve_operators(stack, service, directory, names)
         if metrics_sockets:
-            metrics_server = MetricsServer(service.metrics.render_own)
-            await metrics_server.start(metrics_sockets[0])
+            metrics_server = HttpServer(metrics_pages(service.metrics.render_own))
+            await metrics_server.start(sock=metrics_sockets[0])
             stack.push_async_callback(metrics_server.close)
         yield service
         await write_service_entry(control, SERVICE_STOPPED)

@@ -19,8 +19,8 @@ from itertools import count
 from typing import Any, TypeAlias
 
 from forewarn.base.clock import LabClock, SystemClock
+from forewarn.base.http_server import HttpServer, metrics_pages
 from forewarn.base.log_rate_limit import limit_repeated_messages
-from forewarn.base.metrics_server import MetricsServer
 from forewarn.errors import Unavailable
 from forewarn.metadata import CallerDirectory, MetadataServer, PublishedDocuments, VmListener
 from forewarn.metadata.fault_quota import SharedFaultQuota
@@ -141,7 +141,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = self._is_fault_report_scheduled = self._is_complete = self._stops_when_complete = False
         self._reported_counts = RequestTotals()
-        self._metrics_servers: list[MetricsServer] = []
+        self._metrics_servers: list[HttpServer] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             messages.BeginServing: self._on_begin,
             messages.ClockUpdate: self._set_clock,
@@ -272,9 +272,9 @@ class Worker:
         metrics = WorkerMetrics(
             request_totals=self._request_counts, silent_s=lambda: self._loop.time() - self._last_heard_at
         )
-        server = MetricsServer(metrics.render)
+        server = HttpServer(metrics_pages(metrics.render))
         self._metrics_servers.append(server)
-        self._spawn(server.start(socket.socket(fileno=self._channel.take_received_fd())))
+        self._spawn(server.start(sock=socket.socket(fileno=self._channel.take_received_fd())))
 
     def _request_counts(self) -> RequestTotals:
         return self._server.request_totals() if self._server is not None else RequestTotals()

@@ -1,4 +1,4 @@
-"""A small read-only HTTP server for the agent's pages, on loopback by default.
+"""A small read-only HTTP server: the agent's pages, and the metrics of a process on an address that VMs do not call.
 
 Load balancers, monitoring and `forewarn agent status` use it. No page may change anything.
 
@@ -10,75 +10,58 @@ each address: a further connection closes the oldest one of its address, or of t
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import json
 import logging
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from forewarn.errors import Rejected, Unavailable
+from forewarn.errors import Rejected
 
-LOG = logging.getLogger("forewarn.agent")
-DEFAULT_LISTEN_ADDRESS = "127.0.0.1:9258"
+log = logging.getLogger(__name__)
 _MAX_HEAD_BYTES = 8_192
 _REQUEST_TIMEOUT_S = 2.0  # for the whole head of a request
-_RESPONSE_TIMEOUT_S = 5.0
+_RESPONSE_TIMEOUT_S = 10.0  # to make the page and send it
+_BACKLOG = 64
 MAX_CONNECTIONS = 64  # without a request yet; the same number again whose answer is being sent
 _MAX_PER_ADDRESS = 16
 _JSON_TYPE = "application/json"
 
 
+METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentPage:
+class HttpPage:
     body: bytes  # the whole body
     status: int = 200  # the HTTP status
     content_type: str = _JSON_TYPE  # the value of the header
 
 
-AgentPages = Mapping[str, Callable[[], AgentPage]]  # functions that make a page, by path
+HttpPages = Mapping[str, Callable[[], HttpPage | Awaitable[HttpPage]]]  # functions that make a page, by path
 # Pages that a web site of another host must not read in a browser of this machine (DNS rebinding). Load balancers and
 # Prometheus use other names in their requests, so their pages are not among them.
 _PRIVATE_PAGES = frozenset({"/state"})
 
 
-def json_page(view: Any, status: int = 200) -> AgentPage:
+def metrics_pages(render: Callable[[], Awaitable[bytes]]) -> HttpPages:
+    """Return the page /metrics with what `render` returns, text for Prometheus."""
+
+    async def page() -> HttpPage:
+        return HttpPage(body=await render(), content_type=METRICS_CONTENT_TYPE)
+
+    return {"/metrics": page}
+
+
+def json_page(view: Any, status: int = 200) -> HttpPage:
     """Return a page whose body is this value as one line of JSON, with this HTTP status."""
-    return AgentPage(body=json.dumps(view).encode() + b"\n", status=status)
-
-
-def parse_listen_address(text: str) -> tuple[str, int]:
-    """Split `127.0.0.1:9258` or `[::1]:9258` into host (without brackets) and port."""
-    host, colon, port = text.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    is_valid = bool(colon and bare) and (":" not in bare or host != bare)
-    if not is_valid or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise Rejected(f'listen = {text!r} is not an address: write "{DEFAULT_LISTEN_ADDRESS}", or "" for none')
-    return bare, int(port)
-
-
-@asynccontextmanager
-async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
-    """Context manager: serve the pages by GET and HEAD at `listen` (host:port), and yield the port."""
-    host, port = parse_listen_address(listen)
-    http_server = _HttpServer(pages, own_names=frozenset({"localhost", host.lower(), socket.gethostname().lower()}))
-    try:
-        server = await asyncio.start_server(http_server.serve, host, port, limit=_MAX_HEAD_BYTES)
-    except OSError as error:
-        why = error.strerror or error
-        raise Unavailable(
-            f"the agent cannot listen on {listen} ({why}): free the address, or set another with listen"
-        ) from error
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        await http_server.close()
-        await server.wait_closed()
+    return HttpPage(body=json.dumps(view).encode() + b"\n", status=status)
 
 
 _Connections = dict[asyncio.Task[None], str]  # the client's address by the connection's task, oldest first
@@ -114,13 +97,21 @@ async def _read_head(reader: asyncio.StreamReader) -> bytes | None:
         return b""
 
 
-class _HttpServer:
-    def __init__(self, pages: AgentPages, *, own_names: frozenset[str]) -> None:
-        self._pages, self._own_names = pages, own_names
+class HttpServer:
+    """Serves pages by GET and HEAD, from `start` to `close`, one request for each connection. Nobody signs in."""
+
+    def __init__(self, pages: HttpPages, *, own_names: Iterable[str] = ()) -> None:
+        self._pages, self._own_names = pages, frozenset(own_names)
         self._waiting: _Connections = {}
         self._responding: _Connections = {}
+        self._server: asyncio.Server | None = None
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def start(self, **where: Any) -> int:
+        """Serve on `sock`, or on `host` and `port`, as `asyncio.start_server` takes them; return the port."""
+        self._server = await asyncio.start_server(self._serve, limit=_MAX_HEAD_BYTES, **where)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = _client_address(writer)
         try:
             with _counted(self._waiting, address):
@@ -138,6 +129,9 @@ class _HttpServer:
             writer.transport.abort()
 
     async def close(self) -> None:
+        """Stop listening, and end all connections at once. Does nothing before `start`."""
+        if self._server is not None:
+            self._server.close()
         tasks = [*self._waiting, *self._responding]
         for task in tasks:
             task.cancel()
@@ -150,11 +144,11 @@ class _HttpServer:
                 {"error": "this page is not served under this host name: use this machine's name or address"}, 421
             )
         else:
-            page = self._make_page(method, path)
+            page = await self._make_page(method, path)
         writer.write(_encode_response(page, with_body=method != "HEAD"))
         await writer.drain()
 
-    def _make_page(self, method: str, path: str) -> AgentPage:
+    async def _make_page(self, method: str, path: str) -> HttpPage:
         if not method:
             return json_page({"error": "the request is not valid HTTP"}, 400)
         if method not in ("GET", "HEAD"):
@@ -163,10 +157,11 @@ class _HttpServer:
         if make is None:
             return json_page({"error": "this page does not exist", "pages": sorted(self._pages)}, 404)
         try:
-            return make()
-        except Exception:  # an error in a page must not stop the agent
-            LOG.exception("the page %s failed", path)
-            return json_page({"error": "the page failed: see the agent's log"}, 500)
+            page = make()
+            return page if isinstance(page, HttpPage) else await page
+        except Exception:  # an error in a page must not stop the process
+            log.exception("the page %s failed", path)
+            return json_page({"error": "the page failed: see the log"}, 500)
 
 
 def _parse_request_line(head: bytes) -> tuple[str, str]:
@@ -202,7 +197,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _encode_response(page: AgentPage, *, with_body: bool) -> bytes:
+def _encode_response(page: HttpPage, *, with_body: bool) -> bytes:
     headers = [
         f"HTTP/1.1 {page.status} {HTTPStatus(page.status).phrase}",
         f"Content-Type: {page.content_type}",
@@ -213,3 +208,34 @@ def _encode_response(page: AgentPage, *, with_body: bool) -> bytes:
         "Connection: close",
     ]
     return "\r\n".join([*headers, "", ""]).encode() + (page.body if with_body else b"")
+
+
+def bind_metrics_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, ...]:
+    """Listen on `port` for the owner process and on one port after it per worker; return the sockets."""
+    sockets: list[socket.socket] = []
+    try:
+        for number in range(1 + workers):
+            sockets.append(_bind_socket(host, port + number))
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return tuple(sockets)
+
+
+def _bind_socket(host: str, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except (OSError, OverflowError) as error:
+        sock.close()
+        is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        why = "the port is in use" if is_taken else getattr(error, "strerror", None) or str(error)
+        raise Rejected(
+            f"metrics cannot be served on {host}:{port}: {why}; change the setting 'metrics' "
+            "(each worker uses one of the ports after it)"
+        ) from error
+    return sock
