@@ -17,10 +17,10 @@ OWN_VM = "own"  # value of a rule's `vms`: events that list the agent's own VM
 
 
 class StepPhase(StrEnum):
-    """Which half of a step is run: DO prepares for an event, UNDO reverts that once the event is gone."""
+    """Which half of a step is run."""
 
-    DO = "do"  # while the event is listed, usually before it starts
-    UNDO = "undo"  # after the event is gone
+    DO = "do"  # prepares for an event while it is listed, usually before it starts
+    UNDO = "undo"  # reverts that after the event is gone
 
 
 MAX_UNDO_TRIES = 1_000  # the highest `undo_tries`; stored as the tries of a failed undo that must not be retried

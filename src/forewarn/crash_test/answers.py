@@ -50,7 +50,7 @@ class ServiceAnswer:
 
 
 class Concerns(StrEnum):
-    """Which requests a substitute is for: POLLS, APPROVALS or ALL; the others get the service's answer."""
+    """Which requests a substitute is for; the others get the service's answer."""
 
     POLLS = "polls"  # GET of the scheduled events
     APPROVALS = "approvals"  # POST to the scheduled events

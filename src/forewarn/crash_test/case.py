@@ -18,7 +18,7 @@ Script = Callable[[Stage], Awaitable[None]]
 
 
 class Need(StrEnum):
-    """What a case needs, besides a handler that polls: CONTROL, NAMESPACES or SEVERAL_VMS."""
+    """What a case needs, besides a handler that polls."""
 
     CONTROL = "control over the program"  # the crash test starts, kills and restarts it
     NAMESPACES = "namespaces"  # a VM of namespaces: for reboots, full disks and 169.254.169.254

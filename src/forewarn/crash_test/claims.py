@@ -11,7 +11,7 @@ from forewarn.base.tomlfile import RawTable, parse_toml, read_choice, read_flag,
 
 
 class HandlerProfile(StrEnum):
-    """What a handler is for: SPOT, MAINTENANCE, CLUSTER or OBSERVER."""
+    """What a handler is for."""
 
     SPOT = "spot"  # saves work before a Spot VM is evicted
     MAINTENANCE = "maintenance"  # prepares one VM for freezes, reboots and redeploys, and recovers
@@ -20,7 +20,7 @@ class HandlerProfile(StrEnum):
 
 
 class Approves(StrEnum):
-    """Whose events a handler approves: NONE, OWN or SCOPE."""
+    """Whose events a handler approves."""
 
     NONE = "none"  # it never approves, which is allowed
     OWN = "own"  # events of its own VM, once that is prepared

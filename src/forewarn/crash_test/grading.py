@@ -11,7 +11,7 @@ from forewarn.crash_test.verdict import CaseOutcome, Severity, Verdict
 
 
 class Grade(StrEnum):
-    """The grade of a handler in one profile: A, B, C, D, F, INCOMPLETE or NOT_RUN."""
+    """The grade of a handler in one profile."""
 
     # The values are part of the JSON report.
     A = "A"  # nothing failed or was slow

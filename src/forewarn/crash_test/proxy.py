@@ -49,7 +49,7 @@ _MAX_PATH_CHARACTERS = 200
 
 
 class RequestKind(StrEnum):
-    """What a handler's request is for: POLL, APPROVAL or OTHER."""
+    """What a handler's request is for."""
 
     POLL = "poll"  # GET of the scheduled events
     APPROVAL = "approval"  # POST to the scheduled events

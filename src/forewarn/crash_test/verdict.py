@@ -8,7 +8,7 @@ import msgspec
 
 
 class CaseOutcome(StrEnum):
-    """How a demand or a case ended: PASS, SLOW, FAIL, UNKNOWN or NOT_APPLICABLE."""
+    """How a demand or a case ended."""
 
     # The values are part of the JSON report.
     PASS = "pass"
@@ -19,7 +19,7 @@ class CaseOutcome(StrEnum):
 
 
 class Severity(StrEnum):
-    """What a failure costs: LOSES_WORK, TOUCHES_ANOTHER_VM, DELAYS_PLATFORM or NOISE."""
+    """What a failure costs."""
 
     # The values are part of the JSON report.
     LOSES_WORK = "loses work"  # the application was not prepared, or does not recover

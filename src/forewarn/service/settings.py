@@ -44,7 +44,7 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?", re.ASC
 
 
 class SocketOwner(StrEnum):
-    """Which process opens the sockets that VMs call: the service (OWN), or `forewarn sockets` (HELPER)."""
+    """Which process opens the sockets that VMs call."""
 
     OWN = "own"  # the service itself
     HELPER = "helper"  # `forewarn sockets`, so that the service needs no privilege

@@ -14,7 +14,7 @@ from forewarn.machines.namespace_vm.private_files import VmFiles
 
 
 class NetworkMode(Enum):
-    """The network that a VM's program has: OWN, NO_VNET or JOINED."""
+    """The network that a VM's program has."""
 
     OWN = "own"  # a new network that has 169.254.169.254
     NO_VNET = "no-vnet"  # outside a virtual network: DHCP names the endpoint (spec §2.5)
