@@ -12,9 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from forewarn.cli.root_command import forewarn
+from forewarn.crash_test.cases import find_case
 from forewarn.crash_test.result import encode_result
+from forewarn.crash_test.timeline import EventPublished, ProgramStarted, build_timeline
 from forewarn.crash_test.verdict import CaseOutcome
-from tests.crash_test.results import a_case, a_result
+from tests.crash_test.results import EVENT, a_case, a_plan, a_result
 
 CASE_FILE = """
 from forewarn.crash_test.case import Case
@@ -176,6 +178,17 @@ def test_a_recorded_case_is_judged_again_without_its_handler() -> None:
     result = crash_test("replay", "result.json", "--case", "notice-30s", "--recorded")
     assert result.exit_code in (0, 1), result.output
     assert "notice" in result.stdout
+
+
+def test_a_replay_whose_outcome_is_unknown_exits_with_3_unless_that_is_allowed() -> None:
+    case = find_case("notice-reboot")
+    plan = a_plan(case, prepared="", recovered="")
+    published = EventPublished(at=10.0, event=EVENT, kind="Reboot", vms=("web-0",), not_before=40.0)
+    seen = build_timeline([ProgramStarted(at=0.0, vm="web-0", run=1), published], 60.0)
+    Path("result.json").write_bytes(encode_result(a_result(case, plan=plan, timeline=seen)))
+    arguments = ("replay", "result.json", "--case", case.id, "--recorded")
+    assert crash_test(*arguments).exit_code == 3
+    assert crash_test(*arguments, "--allow-unknown").exit_code == 0
 
 
 def test_errors_are_sentences_with_a_json_file_and_documents_with_json_on_stdout() -> None:

@@ -57,6 +57,11 @@ def _json_value(arguments: Sequence[str]) -> str:
     return ""
 
 
+_allow_unknown_option = click.option(
+    "--allow-unknown", is_flag=True, help="Exit 0 even if it is unknown whether work is lost."
+)
+
+
 @click.group("crash-test", cls=_CrashTestGroup, invoke_without_command=True, subcommand_metavar="-- HANDLER…")
 @click.option(
     "--profile", type=_PROFILE, default="maintenance", show_default=True, help="Choose what the handler is for."
@@ -90,7 +95,7 @@ def _json_value(arguments: Sequence[str]) -> str:
     "--cases", "case_files", multiple=True, type=click.Path(path_type=Path), help="Add the cases of this file."
 )
 @click.option("--baseline", type=click.Path(path_type=Path), help="Read expected failures; exit 0 if only they fail.")
-@click.option("--allow-unknown", is_flag=True, help="Exit 0 even if it is unknown whether work is lost.")
+@_allow_unknown_option
 @click.option(
     "--write-baseline",
     type=click.Path(path_type=Path),
@@ -197,8 +202,9 @@ def claims(profile: str, ask: bool, output: Path | None) -> None:
 @click.argument("result_file", metavar="RESULT.json", type=click.Path(path_type=Path))
 @click.option("--case", "case_id", required=True, help="Run this case again.")
 @click.option("--recorded", is_flag=True, help="Run nothing: judge again what was recorded.")
+@_allow_unknown_option
 @click.pass_context
-def replay(ctx: click.Context, result_file: Path, case_id: str, recorded: bool) -> None:
+def replay(ctx: click.Context, result_file: Path, case_id: str, recorded: bool, allow_unknown: bool) -> None:
     """Run one case of an earlier result again, with all its options."""
     with require_server_extra("crash-test replay"):
         from forewarn.cli.crash_test_run import ReportFiles, find_case_of_result, plan_replay, report_result, run_plan
@@ -209,10 +215,10 @@ def replay(ctx: click.Context, result_file: Path, case_id: str, recorded: bool) 
     earlier = load_result(result_file)
     plan = plan_replay(earlier, find_case_of_result(earlier, result_file, case_id))
     if recorded:
-        ctx.exit(report_result(call, judge_result_again(earlier, plan), ReportFiles()))
+        ctx.exit(report_result(call, judge_result_again(earlier, plan), ReportFiles(), allow_unknown=allow_unknown))
     if not plan.attached:
         require_handler(plan.command)
-    ctx.exit(report_result(call, run_plan(call, plan), ReportFiles()))
+    ctx.exit(report_result(call, run_plan(call, plan), ReportFiles(), allow_unknown=allow_unknown))
 
 
 def _case_document(case: Case) -> dict[str, Any]:
