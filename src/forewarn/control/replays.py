@@ -113,12 +113,7 @@ class ReplayService:
         return self.find(request.id)
 
     async def stop(self, replay_id: str, *, who: str) -> MaintenanceRequest:
-        """End a replay durably and return its request as it is now; the scope shows its own document again.
-
-        `replay_id` is the id or a start of it, of any length, ignoring letter case. Raises NotFound if there is none,
-        Refused if several ids start with it or the replay is over already, Conflict if it keeps changing, or
-        Unavailable. Writes a history entry.
-        """
+        """End the replay with this id, or start of one, durably; the scope shows its own document again."""
 
         async def attempt() -> MaintenanceRequest:
             request = self.find(replay_id)
