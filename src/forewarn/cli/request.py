@@ -80,7 +80,7 @@ def _send_maintenance_request(
 @_request_options
 @service_command
 def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
-    """Restart VMs, with notice.
+    """Restart VMs, with notice where that is enabled.
 
     Where no VM of the scope has polled for a day, scheduled events are disabled, and VMs restart at once. A production
     service shows which VMs these are, and asks first.
@@ -92,7 +92,7 @@ def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
 @_request_options
 @service_command
 def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
-    """Move VMs to another host, with notice.
+    """Move VMs to another host, with notice where that is enabled.
 
     Where no VM of the scope has polled for a day, scheduled events are disabled, and VMs move at once. A production
     service shows which VMs these are, and asks first.
