@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.base.tomlfile import InvalidToml, TomlPath, index_lines, load_toml
+from forewarn.base.tomlfile import InvalidToml, TomlPath, index_lines, load_toml, toml_value
 
 TRICKY = '''# [[vms]] in a comment
 title = "a # b" # and [x] after it
@@ -251,3 +251,8 @@ def test_a_key_with_many_parts_is_rejected_before_it_is_parsed(text: str) -> Non
 )
 def test_dots_in_texts_comments_and_numbers_are_no_parts_of_a_key(text: str) -> None:
     assert load_toml(text)
+
+
+@pytest.mark.parametrize("value", ["", 'a "b" \\ \x7f ü\n', 3, True, ["a", "\x7f"], {"0x1": "a", "a b": {"c.d": [1]}}])
+def test_a_value_that_is_written_is_read_again(value: object) -> None:
+    assert tomllib.loads(f"key = {toml_value(value)}") == {"key": value}

@@ -18,7 +18,7 @@ NOON = 1_767_614_400.0
     ("text", "seconds"),
     [("15m", 900), ("7d", 604_800), ("1h30m", 5400), ("90", 90), ("90s", 90), ("1.5h", 5400), ("2W", 1_209_600),
      (" 1h 30m ", 5400), ("0", 0), ("5 minutes", 300), ("1 hour 30 min", 5400), ("2 Days", 172_800), ("1week", 604_800),
-     ("90 seconds", 90), ("2hrs 3secs", 7203)],
+     ("90 seconds", 90), ("2hrs 3secs", 7203), ("500ms", 0.5), ("1m 5ms", 60.005)],
 )  # fmt: skip
 def test_a_duration_is_a_number_of_seconds_or_of_units(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds

@@ -206,7 +206,7 @@ def test_mistakes_are_refused_with_one_sentence(lab: Lab) -> None:
         lab.reboot("web-9")
     with pytest.raises(Refused, match="is not a Spot VM"):
         lab.evict("web-0")
-    with pytest.raises(Rejected, match=r"'soon' is not a length of time: write it like '15m'"):
+    with pytest.raises(Rejected, match=r"'soon' is not a duration: write it like 15m"):
         lab.reboot("web-0", notice="soon")
 
 

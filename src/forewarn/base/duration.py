@@ -7,7 +7,7 @@ import re
 
 _UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 # A unit may also be a word, such as 5 minutes; its first letter says which it is.
-_UNIT = r"(?:w(?:eeks?)?|d(?:ays?)?|h(?:rs?|ours?)?|m(?:ins?|inutes?)?|s(?:ecs?|econds?)?)"
+_UNIT = r"(?:ms|w(?:eeks?)?|d(?:ays?)?|h(?:rs?|ours?)?|m(?:ins?|inutes?)?|s(?:ecs?|econds?)?)"
 _UNITS_PATTERN = re.compile(rf"(?:\d+(?:\.\d+)?{_UNIT})+", re.ASCII | re.IGNORECASE)
 _UNIT_PATTERN = re.compile(rf"(\d+(?:\.\d+)?)({_UNIT})", re.ASCII | re.IGNORECASE)
 _NUMBER_PATTERN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
@@ -25,7 +25,8 @@ def parse_duration(text: str) -> float:
     if _NUMBER_PATTERN.fullmatch(bare):
         seconds = float(bare)
     elif _UNITS_PATTERN.fullmatch(bare):
-        seconds = sum(float(number) * _UNITS[unit[0].lower()] for number, unit in _UNIT_PATTERN.findall(bare))
+        found = [(float(number), unit.lower()) for number, unit in _UNIT_PATTERN.findall(bare)]
+        seconds = sum(number * (0.001 if unit == "ms" else _UNITS[unit[0]]) for number, unit in found)
     else:
         raise ValueError(f"{text!r} is not a duration: write it like 15m, 7d, 1h30m or 90 (seconds)")
     if seconds > MAX_DURATION_S:

@@ -7,6 +7,7 @@ everything else.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -36,6 +37,7 @@ _STRING = re.compile(
     r"|'[^'\n]*'",
     re.DOTALL,
 )
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _BARE_VALUE = re.compile(r"[^,\]}#\n]+")
 # Nearly every line is like this: a key, and a plain value that ends with the line.
 _SIMPLE_LINE = re.compile(
@@ -292,7 +294,6 @@ class BadValue(Rejected):
 
 
 _TEXT_LIST_EXAMPLE = '["…"]'
-_MILLISECONDS = re.compile(r"(\d+(?:\.\d+)?)ms", re.ASCII)
 
 
 def read_text(raw: RawTable, key: str, default: str = "") -> str:
@@ -333,7 +334,10 @@ def read_seconds(raw: RawTable, key: str, default: T, *, least: float = 0.0, mos
     if key not in raw:
         return default
     value = raw[key]
-    seconds: Any = _parse_seconds(value) if isinstance(value, str) else value
+    try:
+        seconds: Any = parse_duration(value) if isinstance(value, str) else value
+    except ValueError:
+        seconds = -1.0
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not least <= seconds <= most or seconds == math.inf:
         limits = (f" of {exact_duration_text(least)} or more" if least else "") + (
@@ -341,15 +345,6 @@ def read_seconds(raw: RawTable, key: str, default: T, *, least: float = 0.0, mos
         )
         raise BadValue(key, f"{key} = {value!r} is not a duration{limits}", f'write {key} = "20s"')
     return float(seconds)
-
-
-def _parse_seconds(text: str) -> float | None:
-    if match := _MILLISECONDS.fullmatch(text.strip()):
-        return float(match[1]) / 1000
-    try:
-        return parse_duration(text)
-    except ValueError:
-        return None
 
 
 def read_texts(raw: RawTable, key: str, example: str = "") -> tuple[str, ...]:
@@ -564,6 +559,16 @@ def parse_toml(text: str, source: str) -> TomlTable:
         what = f"this is not TOML ({error})"
         problem = FileProblem(line=error_line(str(error), text), message=what, remedy="correct that line")
         raise InvalidFile([problem], source=source) from error
+
+
+def toml_value(value: object) -> str:
+    """Return a text, number, boolean or list of them, or a table, as TOML."""
+    if isinstance(value, dict):
+        pairs = (
+            (key if _BARE_KEY.fullmatch(key) else toml_value(key), toml_value(each)) for key, each in value.items()
+        )
+        return "{" + ", ".join(f"{key} = {each}" for key, each in pairs) + "}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # in JSON, DEL stands for itself
 
 
 def read_text_file(path: Path, what: str, remedy: str) -> str:

@@ -6,7 +6,6 @@ because the [agent] extra has nothing else; `forewarn.auth` has its own file fun
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -201,10 +200,7 @@ def _profile_from_table(table: Mapping[str, object]) -> Profile:
 
 
 def _profile_to_toml(name: str, profile: Profile) -> str:
-    lines = [f"{key} = {_toml_string(value)}" for key, value in asdict(profile).items() if value]
-    return "\n".join([f"[{_toml_string(name)}]", *lines, ""])
+    from forewarn.base.tomlfile import toml_value  # most commands write no profile
 
-
-def _toml_string(text: str) -> str:
-    """A TOML basic string: JSON's syntax, except that DEL must be escaped."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    lines = [f"{key} = {toml_value(value)}" for key, value in asdict(profile).items() if value]
+    return "\n".join([f"[{toml_value(name)}]", *lines, ""])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from forewarn.base.tomlfile import toml_value
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope, retry_on_conflict
 from forewarn.core.commit import Commit, merge_commits, scope_commit
 from forewarn.core.decision import EnablementMode
@@ -319,13 +319,7 @@ def _toml_lines(keys: dict[str, object]) -> Iterator[str]:
     for key, value in keys.items():
         if value in ("", None, [], {}) or (key == "terminate_notification" and value == 0):
             continue
-        yield f"{key} = {_toml_value(value)}"
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml_value(str(k))} = {_toml_value(v)}" for k, v in value.items()) + " }"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        yield f"{key} = {toml_value(value)}"
 
 
 _TURN_S = 0.005  # real time

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from forewarn.base.tomlfile import parse_toml, read_text_file
+from forewarn.base.tomlfile import parse_toml, read_text_file, toml_value
 from forewarn.crash_test.result import CrashTestResult
 from forewarn.crash_test.verdict import CaseOutcome
 from forewarn.errors import Rejected
@@ -55,6 +54,6 @@ def baseline_text(result: CrashTestResult, expected: Mapping[str, str]) -> str:
     ran = {case.id for case in result.cases}
     failed = [case.id for case in result.cases if case.outcome is CaseOutcome.FAIL]
     listed = [*failed, *(case for case in expected if case not in ran)]
-    # JSON's strings are TOML's basic strings, but for DEL.
-    lines = (f"{case} = {json.dumps(expected.get(case, _PLACEHOLDER), ensure_ascii=False)}\n" for case in listed)
-    return "[expected-failures]\n" + "".join(lines).replace("\x7f", "\\u007f")
+    return "[expected-failures]\n" + "".join(
+        f"{case} = {toml_value(expected.get(case, _PLACEHOLDER))}\n" for case in listed
+    )

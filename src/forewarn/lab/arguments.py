@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from forewarn.base.tomlfile import read_text_file
+from forewarn.base.duration import parse_duration
+from forewarn.base.tomlfile import read_text_file, toml_value
 from forewarn.core.fleetfile.reader import DeclaredFleet, read_fleet_file
 from forewarn.errors import Rejected
 
 DurationLike = str | float | timedelta  # "15m", "7d", "1h30m"; seconds; a timedelta
 
-_UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
-_DURATION_TEXT = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII | re.IGNORECASE)
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECASE)
-
 
 def duration_seconds(duration: DurationLike) -> float:
-    """Return a duration in seconds; a number is seconds already, text has units (w, d, h, m, s)."""
+    """Return a duration in seconds; a number is seconds already."""
     if isinstance(duration, timedelta):
         return duration.total_seconds()
     if not isinstance(duration, str):
         return float(duration)
-    bare = duration.replace(" ", "")
-    if not _DURATION_TEXT.fullmatch(bare):
-        raise Rejected(f"{duration!r} is not a length of time: write it like '15m', '7d', '1h30m', or give seconds")
-    return sum(float(number) * _UNITS[unit.lower()] for number, unit in _DURATION_PART.findall(bare))
+    try:
+        return parse_duration(duration)
+    except ValueError as error:
+        raise Rejected(str(error)) from error
 
 
 def utc_datetime(at: float) -> datetime:
@@ -69,17 +64,13 @@ def _fleet_tables(names: Sequence[str], spot: set[str], availability_set: str, *
     yield f'[[hosts]]\nname = "host-{{n}}"\ncount = {len(names) + 1}\n'
     if availability_set:
         domains = max(1, min(set_size, MAX_UPDATE_DOMAINS))
-        yield f"[[availability_sets]]\nname = {_toml_string(availability_set)}\nupdate_domains = {domains}\n"
+        yield f"[[availability_sets]]\nname = {toml_value(availability_set)}\nupdate_domains = {domains}\n"
     for number, name in enumerate(names):
-        yield f'[[vms]]\nname = {_toml_string(name)}\nhost = "host-{number}"'
+        yield f'[[vms]]\nname = {toml_value(name)}\nhost = "host-{number}"'
         if name in spot:
             yield 'priority = "Spot"\n'
             continue
         if availability_set:
-            yield f"availability_set = {_toml_string(availability_set)}"
+            yield f"availability_set = {toml_value(availability_set)}"
         # Without it a deletion would happen at once, with no event to test.
         yield f"terminate_notification = {_TERMINATE_NOTICE_MIN}\n"
-
-
-def _toml_string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from forewarn.base.tomlfile import toml_value
 from forewarn.errors import Rejected
 from forewarn.machines.guest_network.interfaces import Attachment, VmInterface
 from forewarn.machines.guest_network.ruleset import (
@@ -318,15 +318,9 @@ def listener_tables(plan: NetworkPlan) -> list[dict[str, Any]]:
 def render_listeners(tables: Iterable[Mapping[str, Any]]) -> str:
     """Return the tables as TOML, to be copied into the service's settings file; "" for none."""
     return "\n".join(
-        "[[listeners]]\n" + "".join(f"{key} = {_render_toml(value)}\n" for key, value in table.items())
+        "[[listeners]]\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in table.items())
         for table in tables
     )
-
-
-def _render_toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_render_toml(each)}" for key, each in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False)
 
 
 # Compares a plan with the machine: which changes are pending, and the differences in words. Pure.

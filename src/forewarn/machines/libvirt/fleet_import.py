@@ -5,13 +5,13 @@ A domain that cannot be a VM of the fleet, or that several hosts have, is left o
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from forewarn.base.tomlfile import toml_value
 from forewarn.core.fleetfile.tables import MAX_NAME_LENGTH, plain_name_error
 from forewarn.errors import Rejected
 from forewarn.machines.libvirt.domain_state import DomainDefinition, parse_domain
@@ -141,9 +141,10 @@ def render_fleet_file(found: ImportedFleet) -> str:
     ]
     for host in found.hosts:
         cpu = f", CPU {host.cpu_model}" if host.cpu_model else ""
-        lines += ["", _comment(f"{host.uri}{cpu}"), "[[hosts]]", f"name = {_text(host.name)}"]
+        lines += ["", _comment(f"{host.uri}{cpu}"), "[[hosts]]", f"name = {toml_value(host.name)}"]
     for vm in found.vms:
-        lines += ["", *map(_comment, _facts(vm)), "[[vms]]", f"name = {_text(vm.name)}", f"host = {_text(vm.host)}"]
+        lines += ["", *map(_comment, _facts(vm)), "[[vms]]"]
+        lines += [f"name = {toml_value(vm.name)}", f"host = {toml_value(vm.host)}"]
         if vm.definition.is_windows:
             lines += ['os_type = "Windows"']
     return "\n".join(lines) + "\n"
@@ -151,7 +152,7 @@ def render_fleet_file(found: ImportedFleet) -> str:
 
 def render_settings(hosts: Iterable[ImportedHost]) -> str:
     """Return the settings (TOML) by which a service acts on these hosts: `hypervisor`, and their URIs."""
-    tables = [f"[libvirt.hosts.{_text(host.name)}]\nuri = {_text(host.uri)}\n" for host in hosts]
+    tables = [f"[libvirt.hosts.{toml_value(host.name)}]\nuri = {toml_value(host.uri)}\n" for host in hosts]
     return "\n".join(['hypervisor = "libvirt"\n', *tables])
 
 
@@ -173,10 +174,6 @@ def _facts(vm: ImportedVm) -> Iterable[str]:
 
 def _comment(text: str) -> str:
     return "# " + "".join(char if char.isprintable() else "�" for char in text)
-
-
-def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _join(names: Iterable[str]) -> str:
