@@ -63,7 +63,7 @@ def test_a_notification_begins_at_once_for_each_event_and_is_repeatable() -> Non
     ("text", "message"),
     [
         ("", "1: the file has no rules: write profile = \"fifteen-minutes\", or [[rules]]"),
-        ("x = ", "1: this is not TOML (Invalid value (at end of document)): correct that line"),
+        ("x = ", "1: this is not TOML (Invalid value): correct that line"),
         (f'profle = "x"\n[[rules]]\n{STEP}', "1: the file has no key 'profle': did you mean 'profile'?"),
         (f'profile = "30-seconds"\n{STEP}', "1: there is no profile '30-seconds': did you mean 'thirty-seconds'?"),
         ('profile = "seven-days"', "1: the profile 'seven-days' has no steps to run: add a [steps.NAME] table"),

@@ -60,16 +60,25 @@ _LONG_KEY = re.compile(
 _LONG_NUMBER = re.compile(r"[0-9][0-9_]{999}")
 
 
-class InvalidToml(ValueError):
-    """A text that is not TOML, or beyond the limits of `load_toml`; `line` counts from 1."""
+def load_toml(
+    text: str, source: str, loads: Callable[[str], dict[str, Any]] = tomllib.loads
+) -> tuple[dict[str, Any], TomlLineIndex]:
+    """Return the data of a TOML text and the lines of its keys. Raises InvalidFile, with one problem."""
+    try:
+        return loads(text), index_lines(text)
+    except RecursionError as error:
+        raise _invalid(source, 1, "values are nested too deeply") from error
+    except ValueError as error:
+        if type(error) is ValueError:  # of `int`, which takes 4,300 digits
+            found = _LONG_NUMBER.search(text)
+            line = _line_at(text, found.start()) if found else 1
+            raise _invalid(source, line, "a number has too many digits") from error
+        what = f"this is not TOML ({str(error).partition(' (at')[0]})"
+        raise _invalid(source, _error_line(str(error), text), what) from error
 
-    def __init__(self, message: str, line: int) -> None:
-        super().__init__(message)
-        self.line = line
 
-
-def load_toml(text: str) -> dict[str, Any]:
-    """Return the data of a TOML text that a user has sent, or raise InvalidToml.
+def load_limited_toml(text: str, source: str) -> tuple[dict[str, Any], TomlLineIndex]:
+    """Return what `load_toml` returns, of a text that a client has sent.
 
     Keys have at most MAX_KEY_PARTS parts, because a parser needs memory for each beginning of a dotted key. Whole
     numbers have at most 63 bits, other numbers are finite, and texts have at most 10,000 characters.
@@ -78,25 +87,21 @@ def load_toml(text: str) -> dict[str, Any]:
 
     for found in _LONG_KEY.finditer(text):
         if found["key"]:
-            line = text.count("\n", 0, found.start()) + 1
-            raise InvalidToml(f"a key has more than {MAX_KEY_PARTS} parts", line)
-    try:
-        data = tomli.loads(text)
-    except tomli.TOMLDecodeError as error:
-        raise InvalidToml(
-            f"this is not TOML ({str(error).partition(' (at')[0]})", error_line(str(error), text)
-        ) from error
-    except ValueError as error:  # of `int`, which takes 4,300 digits
-        found_number = _LONG_NUMBER.search(text)
-        line = text.count("\n", 0, found_number.start()) + 1 if found_number else 1
-        raise InvalidToml("a number has too many digits", line) from error
-    except RecursionError as error:
-        raise InvalidToml("values are nested too deeply", 1) from error
-    _require_values_within_limits(data, text)
-    return data
+            raise _invalid(source, _line_at(text, found.start()), f"a key has more than {MAX_KEY_PARTS} parts")
+    data, lines = load_toml(text, source, tomli.loads)
+    _require_values_within_limits(data, lines, source)
+    return data, lines
 
 
-def _require_values_within_limits(data: dict[str, Any], text: str) -> None:
+def _invalid(source: str, line: int, what: str) -> InvalidFile:
+    return InvalidFile([FileProblem(line=line, message=what, remedy="correct that line")], source=source)
+
+
+def _line_at(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def _require_values_within_limits(data: dict[str, Any], lines: TomlLineIndex, source: str) -> None:
     waiting: list[tuple[TomlPath, Any]] = [((), data)]
     while waiting:
         path, value = waiting.pop()
@@ -113,7 +118,7 @@ def _require_values_within_limits(data: dict[str, Any], text: str) -> None:
             problem = "the number is not finite"
         if problem:
             name = next((f"{part}: " for part in reversed(path) if isinstance(part, str)), "")
-            raise InvalidToml(f"{name}{problem}", index_lines(text).line_of(path))
+            raise _invalid(source, lines.line_of(path), f"{name}{problem}")
 
 
 class TomlLineIndex:
@@ -140,7 +145,7 @@ def index_lines(text: str) -> TomlLineIndex:
     return TomlLineIndex(scanner.found)
 
 
-def error_line(message: str, text: str) -> int:
+def _error_line(message: str, text: str) -> int:
     """Return the line, from 1, of a syntax error of `tomllib` or `tomli` in `text`."""
     match = re.search(r"at line (\d+)", message)
     return int(match.group(1)) if match else text.rstrip("\n").count("\n") + 1
@@ -553,12 +558,8 @@ def suggest_name(word: str, known: Iterable[str], otherwise: str = "") -> str:
 
 def parse_toml(text: str, source: str) -> TomlTable:
     """Return the table of a whole file, given as its text. Raises InvalidFile if it is not TOML."""
-    try:
-        return TomlTable(tomllib.loads(text), (), "the file", index_lines(text), [])
-    except (ValueError, RecursionError) as error:
-        what = f"this is not TOML ({error})"
-        problem = FileProblem(line=error_line(str(error), text), message=what, remedy="correct that line")
-        raise InvalidFile([problem], source=source) from error
+    data, lines = load_toml(text, source)
+    return TomlTable(data, (), "the file", lines, [])
 
 
 def toml_value(value: object) -> str:

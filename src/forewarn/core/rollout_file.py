@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from forewarn.base.duration import parse_duration
-from forewarn.base.tomlfile import InvalidToml, TomlLineIndex, TomlPath, index_lines, load_toml
+from forewarn.base.tomlfile import TomlLineIndex, TomlPath, load_limited_toml
 from forewarn.base.wording import did_you_mean
 from forewarn.core.rollout import InvalidRollout
-from forewarn.errors import Rejected, Remedy
+from forewarn.errors import InvalidFile, Rejected, Remedy
 from forewarn.protocol.dates import parse_date
 
 _TEXT, _TEXTS, _WHOLE, _NUMBER, _FLAG = "a text", "a list of texts", "a whole number", "a number", "true or false"
@@ -114,12 +114,10 @@ def _at_line(line: int, message: str) -> Rejected:
 def read_rollout_file(text: str) -> RolloutFile:
     """Return the tables of a rollout file, given as TOML text; no file is opened."""
     try:
-        data = load_toml(text)
-        lines = index_lines(text)
-    except InvalidToml as error:
-        raise _at_line(error.line, f"{error}: correct that line") from error
-    except RecursionError as error:
-        raise Rejected("the rollout file is nested too deeply: give texts, numbers and lists of texts") from error
+        data, lines = load_limited_toml(text, "the rollout file")
+    except InvalidFile as error:
+        (found,) = error.problems
+        raise _at_line(found.line, f"{found.message}: {found.remedy}") from error
     for table in data:
         if table not in FILE_KEYS:
             hint = did_you_mean(table, FILE_KEYS)

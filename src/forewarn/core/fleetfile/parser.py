@@ -10,9 +10,10 @@ from typing import Any, Generic, TypeVar, cast, get_args
 
 import msgspec
 
-from forewarn.base.tomlfile import InvalidToml, TomlLineIndex, TomlPath, index_lines, load_toml
+from forewarn.base.tomlfile import TomlLineIndex, TomlPath, load_limited_toml
 from forewarn.core.fleetfile import tables
 from forewarn.core.fleetfile.problems import ProblemCollector
+from forewarn.errors import InvalidFile
 
 T = TypeVar("T", bound=msgspec.Struct)
 T_co = TypeVar("T_co", bound=msgspec.Struct, covariant=True)
@@ -63,15 +64,12 @@ class ParsedFleetFile:
 def parse_fleet_file(text: str, problems: ProblemCollector) -> ParsedFleetFile | None:
     """Return the tables of a fleet file (TOML text), and report what is wrong in them to `problems`."""
     try:
-        data = load_toml(text)
-        reader = _FleetFileParser(index_lines(text), problems)
-    except InvalidToml as error:
-        problems.add(error.line, str(error), "correct that line")
+        data, lines = load_limited_toml(text, "the fleet file")
+    except InvalidFile as error:
+        (found,) = error.problems
+        problems.add(found.line, found.message, found.remedy)
         return None
-    except RecursionError:
-        problems.add(1, "lists are nested too deeply", "write a list of plain values")
-        return None
-    return reader.fleet_file(data)
+    return _FleetFileParser(lines, problems).fleet_file(data)
 
 
 class _FleetFileParser:
