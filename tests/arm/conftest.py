@@ -14,7 +14,7 @@ from starlette.requests import Request
 from forewarn.auth.tokens import SigningKey
 from forewarn.core.access import Grant, Principal, Role, owner_principal
 from forewarn.service.web_server import build_web_app
-from forewarn.web.authorization import Authenticate, BearerAuthenticator
+from forewarn.web.authentication import Authenticate, BearerAuthenticator
 from tests.support import operator_api
 from tests.support.operator_api import Answer, exchange
 from tests.support.world import World

@@ -14,7 +14,7 @@ from forewarn.auth.tokens import TokenIssuer
 from forewarn.core.access import Role
 from forewarn.core.fleetfile.reader import read_fleet_file
 from forewarn.service.first_start import sample_fleet
-from forewarn.web.authorization import BearerAuthenticator
+from forewarn.web.authentication import BearerAuthenticator
 from tests.support.markdown_pages import ROOT, blocks
 from tests.support.powershell import PowerShellSession, ScriptError, run_script
 

@@ -22,7 +22,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
 from forewarn.protocol.managed_identity import ManagedIdentity
-from forewarn.web.authorization import BearerAuthenticator
+from forewarn.web.authentication import BearerAuthenticator
 from tests.support.oidc_issuer import LOOPBACK_CLIENT, OidcIssuer
 from tests.support.world import a_vm
 

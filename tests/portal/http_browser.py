@@ -21,7 +21,7 @@ from forewarn.auth.token_service import TokenService
 from forewarn.auth.tokens import SigningKey, TokenIssuer
 from forewarn.base.clock import read_real_time
 from forewarn.service.web_server import PlainHttpMiddleware, build_web_app
-from forewarn.web.authorization import BearerAuthenticator
+from forewarn.web.authentication import BearerAuthenticator
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.portal.sign_in import ONE_TIME_LINK_PATH, SessionManager, sign_in_routes
 from tests.portal.conftest import Page

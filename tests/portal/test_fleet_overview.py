@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from forewarn.control.directory import FleetDirectory
 from forewarn.control.fleet import FleetChange
+from forewarn.control.visibility import VisibleDirectory
 from forewarn.core.access import Grant, Principal, Role, owner_principal
 from forewarn.core.commit import Commit
 from forewarn.core.event import EventState
@@ -21,7 +22,6 @@ from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
 from forewarn.core.resource_ids import vm_resource_id
 from forewarn.errors import ForewarnError
 from forewarn.store.interface import AppliedCommit
-from forewarn.web.authorization import VisibleDirectory
 from forewarn.web.portal.fleet_overview import FleetOverview
 from tests.support.operator_api import make_world
 from tests.support.world import World, a_vm

@@ -6,10 +6,11 @@ Each property reads the lab anew, also after the lab was closed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
+from forewarn.control.event_facts import EventWaits, scope_facts
 from forewarn.core.cause import Verb
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.explain.explanation import (
@@ -19,12 +20,10 @@ from forewarn.core.explain.explanation import (
     event_explanation,
     event_kind_text,
     vm_explanation,
-    vm_name,
 )
 from forewarn.core.fleet import Vm
 from forewarn.core.history import HistoryEntry
 from forewarn.core.projection import document_for
-from forewarn.core.release import StartWait, WaitReason, describe_gate_wait, start_wait, waits_only_for_gate
 from forewarn.core.scope import Scope, scope_title
 from forewarn.lab.arguments import utc_datetime
 from forewarn.lab.service import LabService
@@ -99,27 +98,16 @@ def _in_parentheses(detail: str) -> str:
 
 
 def _explanation_input(service: LabService, scope_id: str, events: Sequence[Event]) -> ScopeFacts:
-    store = service.store
-    scope = store.scope(scope_id) or Scope(id=scope_id)
-    names = {vm.key: vm.name for vm in store.vms(scope_id=scope_id, removed=True)}
-    return ScopeFacts(
-        now=service.now(),
-        scope=scope,
-        title=scope_title(scope),
-        # In virtual time: a test reads the same text on every machine.
-        polls=[
-            VmPoll(vm=vm_name(p.vm, names), silent_s=service.now() - p.at, version=p.version)
-            for p in store.last_polls(scope_id=scope_id)
-        ],
-        deliveries=[delivery for event in events for delivery in store.deliveries(event_id=event.id)],
+    scope = service.store.scope(scope_id) or Scope(id=scope_id)
+    return scope_facts(
+        service.control,
+        scope,
+        scope_title(scope),
         entries=_entries(service, events),
-        waits=dict(_waits(service, scope, events)),
-        names=names,
-        unanswered_s=service.control.executor.unanswered_s(),
-        blocking_hosts=service.control.executor.blocking_hosts(),
-        act_notes=service.control.executor.progress.notes(),
-        awaited_hosts=service.control.executor.progress.awaited_hosts(),
-        idle_s=service.control.transactions.policy.idle_s,
+        deliveries=[delivery for event in events for delivery in service.store.deliveries(event_id=event.id)],
+        waits=EventWaits(service.control).pending_waits(events),
+        # In virtual time: a test reads the same text on every machine.
+        describe_poll=lambda poll, name: VmPoll(vm=name, silent_s=service.now() - poll.at, version=poll.version),
     )
 
 
@@ -128,28 +116,6 @@ def _entries(service: LabService, events: Iterable[Event]) -> list[HistoryEntry]
     for request_id in {event.request_id for event in events}:
         known.update({entry.seq: entry for entry in service.store.history(request_id=request_id)})
     return list(known.values())
-
-
-def _waits(service: LabService, scope: Scope, events: Iterable[Event]) -> Iterator[tuple[str, StartWait]]:
-    context = service.control.transactions.context_for(scope)
-    for event in events:
-        wait = start_wait(scope, event, context) if event.status is EventState.SCHEDULED else None
-        if wait is not None and wait.reason is WaitReason.GATE:
-            wait = describe_gate_wait(event, _events_keeping_gate_closed(service, event.gate_id))
-        if wait is not None:
-            yield event.id, wait
-
-
-def _events_keeping_gate_closed(service: LabService, gate_id: str) -> list[Event]:
-    """The events of a gate that are not ready to start."""
-    transactions = service.control.transactions
-    behind = service.store.events(gate_id=gate_id, statuses=[EventState.SCHEDULED])
-    scopes = ((event, service.store.scope(event.scope_id)) for event in behind)
-    return [
-        event
-        for event, scope in scopes
-        if scope is not None and not waits_only_for_gate(scope, event, transactions.context_for(scope))
-    ]
 
 
 def _format_offset(started_at: float, at: float) -> str:

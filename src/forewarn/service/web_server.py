@@ -41,7 +41,7 @@ from forewarn.store.interface import Store
 from forewarn.web.api_errors import error_response, make_error_response
 from forewarn.web.api_routes import ROUTES, api_routes
 from forewarn.web.arm.routes import arm_routes
-from forewarn.web.authorization import Authenticate, BearerAuthenticator
+from forewarn.web.authentication import Authenticate, BearerAuthenticator
 from forewarn.web.connection_slots import claim_connection
 from forewarn.web.context import ContextFactory, RequestContext
 from forewarn.web.dependencies import Dependencies

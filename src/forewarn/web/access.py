@@ -29,7 +29,7 @@ from forewarn.core.resource_ids import ROOT_RESOURCE, parse_resource_id, scale_s
 from forewarn.core.scope import Scope
 from forewarn.errors import NotFound, Refused, Rejected, Remedy, Unauthenticated
 from forewarn.store.interface import Store
-from forewarn.web.authorization import principal_for_claims
+from forewarn.web.authentication import principal_for_claims
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import GROUP_PREFIX, HandlerCall, StrictBody
 from forewarn.web.views import BaseView

@@ -11,7 +11,7 @@ from forewarn.base.times import encode_time
 from forewarn.core.explain.preview import Preview
 from forewarn.core.fleetfile.problems import FleetFileProblem, InvalidFleetFile
 from forewarn.errors import Refused
-from forewarn.web.authorization import AuthenticationRequired
+from forewarn.web.authentication import AuthenticationRequired
 from forewarn.web.errors import RETRY_AFTER_BY_STATUS, Surface, classify_error
 
 CONFIRM_HEADER = "forewarn-confirm"  # of a request: `ask` has a change that a person has to confirm answered with 428

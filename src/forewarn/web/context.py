@@ -15,6 +15,7 @@ from starlette.requests import Request as HttpRequest
 from forewarn.base.wording import did_you_mean
 from forewarn.control.control_plane import ControlPlane
 from forewarn.control.directory import FleetDirectory
+from forewarn.control.visibility import Visibility, VisibleDirectory
 from forewarn.core.access import Principal, Right, role_granting
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState
@@ -25,7 +26,6 @@ from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Remedy, Unavailable
 from forewarn.store.interface import Store
-from forewarn.web.authorization import Visibility, VisibleDirectory
 from forewarn.web.dependencies import Dependencies
 
 log = logging.getLogger(__name__)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from forewarn.base.duration import duration_text
 from forewarn.base.times import timestamp
+from forewarn.control.event_facts import EventWaits, scope_facts
 from forewarn.core.event import Event, EventState
 from forewarn.core.explain.explanation import (
     Explanation,
@@ -17,7 +19,6 @@ from forewarn.core.explain.explanation import (
     VmPoll,
     event_explanation,
     vm_explanation,
-    vm_name,
 )
 from forewarn.core.explain.status import (
     EventWithFacts,
@@ -31,7 +32,6 @@ from forewarn.core.explain.status import (
 from forewarn.core.faults import Fault, FaultCategory
 from forewarn.core.fleet import Host, Vm, vm_key_in_scope
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry, LastPoll
-from forewarn.core.release import StartWait
 from forewarn.core.request import MaintenanceRequest
 from forewarn.core.scope import Scope, scope_title, scope_title_of_vm
 from forewarn.core.waves import settles_until
@@ -42,7 +42,6 @@ from forewarn.web.polling_report import silent_seconds
 from forewarn.web.queries import event_lists_vm, events_on_host
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.requests import next_update_domains, read_request_status, request_events, rollout_waits
-from forewarn.web.views import ViewBuilder
 
 T = TypeVar("T")
 
@@ -191,37 +190,23 @@ def _scope_facts(
     entries: list[HistoryEntry],
     deliveries: list[EventDelivery],
 ) -> ScopeFacts:
-    names = {vm.key: vm.name for vm in context.store.vms(scope_id=scope.id, removed=True)}
-    return ScopeFacts(
-        now=context.now(),
-        scope=scope,
-        title=title,
-        polls=[_vm_poll(context, poll, names) for poll in context.store.last_polls(scope_id=scope.id)],
-        deliveries=deliveries,
+    return scope_facts(
+        context.control,
+        scope,
+        title,
         entries=entries,
-        waits=_pending_waits(context, events),
-        names=names,
+        deliveries=deliveries,
+        waits=EventWaits(context.control, context.can_see_scope).pending_waits(events),
+        describe_poll=partial(_vm_poll, context),
         rollouts=_rollout_titles(context, events),
-        unanswered_s=context.control.executor.unanswered_s(),
-        blocking_hosts=context.control.executor.blocking_hosts(),
-        act_notes=context.control.executor.progress.notes(),
-        awaited_hosts=context.control.executor.progress.awaited_hosts(),
-        unreachable_since=_unreachable_since(context),
         hypervisor=context.dependencies.hypervisor_text,
-        idle_s=context.control.transactions.policy.idle_s,
     )
 
 
-def _unreachable_since(context: RequestContext) -> dict[str, float]:
-    placement = context.control.placement
-    hosts = (placement.host(name) for name in placement.unreachable_hosts())
-    return {host.name: host.unreachable_since for host in hosts if host and host.unreachable_since is not None}
-
-
-def _vm_poll(context: RequestContext, poll: LastPoll, names: Mapping[str, str]) -> VmPoll:
+def _vm_poll(context: RequestContext, poll: LastPoll, name: str) -> VmPoll:
     now, _, is_lab = context.control.lab_clock.status()
     return VmPoll(
-        vm=vm_name(poll.vm, names),
+        vm=name,
         silent_s=silent_seconds(poll, context.dependencies.pace_of(poll.vm), now),
         version=poll.version,
         lab_s=now - poll.at if is_lab else None,
@@ -237,12 +222,6 @@ def _rollout_titles(context: RequestContext, events: list[Event]) -> dict[str, s
         for request, rollout in rollouts
         if rollout is not None
     }
-
-
-def _pending_waits(context: RequestContext, events: list[Event]) -> dict[str, StartWait]:
-    view_builder = ViewBuilder(context)
-    waits = ((event.id, view_builder.pending_wait(event)) for event in events)
-    return {event_id: wait for event_id, wait in waits if wait is not None}
 
 
 def _service_entries(context: RequestContext) -> list[HistoryEntry]:

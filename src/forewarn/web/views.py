@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from forewarn.base.times import Timestamp, timestamp
-from forewarn.core.event import Act, Event, EventState
+from forewarn.control.event_facts import EventWaits
+from forewarn.core.event import Act, Event
 from forewarn.core.fleet import AutoApproval, Host, Vm
 from forewarn.core.fleetfile.problems import FleetFileProblem
 from forewarn.core.history import HistoryEntry, LastPoll
-from forewarn.core.release import StartWait, WaitReason, describe_gate_wait, start_wait, waits_only_for_gate
 from forewarn.core.request import MaintenanceRequest
 from forewarn.core.scope import Scope, scope_title, scope_title_of_vm
 from forewarn.web.context import RequestContext
@@ -404,15 +404,14 @@ class ViewBuilder:
     """Builds views of events, VMs, hosts and scopes for one request; checks no rights of the caller.
 
     It leaves faults, and other scopes that the caller may not see, out of the texts of views. It caches scopes and
-    gates, so make a new one for each request, after `flush_observations`.
+    gates (see `EventWaits`), so make a new one for each request, after `flush_observations`.
     """
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
         self._store = context.store
-        self._context_for = context.control.transactions.context_for
-        self._scopes: dict[str, Scope | None] = {}
-        self._unready_by_gate: dict[str, list[Event]] = {}  # gate id → events that keep it closed
+        waits = EventWaits(context.control, context.can_see_scope)
+        self.pending_wait, self.load_scope, self._scopes = waits.pending_wait, waits.load_scope, waits.scopes
         self._unreachable_hosts = context.control.unreachable_hosts()
         self._polls: dict[str, LastPoll] | None = None  # of the whole fleet, set by `fleet`
 
@@ -473,38 +472,6 @@ class ViewBuilder:
             at=timestamp(outcome.at if outcome else None),
             note=outcome.note if outcome else self._context.control.executor.progress.note(act.id),
         )
-
-    def pending_wait(self, event: Event) -> StartWait | None:
-        """Return what a scheduled event waits for before its start; None if it may start, started or is over."""
-        if event.status is not EventState.SCHEDULED or (scope := self.load_scope(event.scope_id)) is None:
-            return None
-        wait = start_wait(scope, event, self._context_for(scope))
-        if wait is not None and wait.reason is WaitReason.GATE:
-            return self._gate_wait(event)
-        return wait
-
-    def _gate_wait(self, event: Event) -> StartWait:
-        """Names the scopes that keep the gate closed, unless the caller may not see one of them."""
-        unready = self._unready_events(event.gate_id)
-        if all(self._context.can_see_scope(other.scope_id) for other in unready):
-            return describe_gate_wait(event, unready)
-        return StartWait(reason=WaitReason.GATE, text="another scope on the same host, which is not ready yet")
-
-    def _unready_events(self, gate_id: str) -> list[Event]:
-        if gate_id not in self._unready_by_gate:
-            behind = self._store.events(gate_id=gate_id, statuses=[EventState.SCHEDULED])
-            self._unready_by_gate[gate_id] = [event for event in behind if not self._could_start(event)]
-        return self._unready_by_gate[gate_id]
-
-    def _could_start(self, event: Event) -> bool:
-        scope = self.load_scope(event.scope_id)
-        return scope is None or waits_only_for_gate(scope, event, self._context_for(scope))
-
-    def load_scope(self, scope_id: str) -> Scope | None:
-        """Return the scope with this id from the store, cached in this builder; None if it does not exist."""
-        if scope_id not in self._scopes:
-            self._scopes[scope_id] = self._store.scope(scope_id)
-        return self._scopes[scope_id]
 
     def vm(self, vm: Vm) -> VmView:
         """Return the view of a VM, present or removed, with its last poll and the number of its live events."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
 from forewarn.web.arm.routing import ArmResponse
-from forewarn.web.authorization import AuthenticationRequired
+from forewarn.web.authentication import AuthenticationRequired
 from forewarn.web.connection_slots import ShareExceeded
 from forewarn.web.errors import RETRY_AFTER_BY_STATUS, Surface, internal_error_message, message_for
 from forewarn.web.request_parsing import BodyTooLarge

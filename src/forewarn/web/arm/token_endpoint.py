@@ -14,7 +14,7 @@ from forewarn.errors import Rejected, Unauthenticated
 from forewarn.store.interface import Store
 from forewarn.web.arm.discovery import require_sign_in
 from forewarn.web.arm.routing import ArmCall, ArmResponse, ArmRoute
-from forewarn.web.authorization import verify_client_secret
+from forewarn.web.authentication import verify_client_secret
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.errors import Surface, message_for
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from forewarn.control.directory import FleetDirectory
 from forewarn.control.placement_index import PlacementIndex
+from forewarn.control.visibility import VisibleDirectory
 from forewarn.core.access import ROLE_RIGHTS, Grant, Right
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState
@@ -22,7 +23,6 @@ from forewarn.core.explain.explanation import VmState, combine_vm_states, vm_sta
 from forewarn.core.fleet import resource_group_of_scope
 from forewarn.core.resource_ids import group_resource_id, is_within_resource
 from forewarn.store.interface import AppliedCommit, Store
-from forewarn.web.authorization import VisibleDirectory
 
 _STANDALONE_PREFIX = "vms"
 

@@ -13,9 +13,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from forewarn.control.visibility import VisibleDirectory
 from forewarn.core.explain.explanation import VmState
 from forewarn.core.scope import Scope, scope_name_of_vm
-from forewarn.web.authorization import VisibleDirectory
 from forewarn.web.portal.context import PortalContext
 from forewarn.web.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
 from forewarn.web.portal.filters import require_choice, require_page

@@ -15,9 +15,9 @@ from itertools import groupby
 from urllib.parse import quote, urlencode
 
 from forewarn.base.wording import scope_name_from_id
+from forewarn.control.visibility import VisibleDirectory
 from forewarn.core.explain.explanation import VmState
 from forewarn.core.scope import scope_name_of_vm
-from forewarn.web.authorization import VisibleDirectory
 from forewarn.web.portal.context import FLEET_PATH, PORTAL_PREFIX, PortalContext
 from forewarn.web.portal.fleet_overview import FleetOverview, GroupOverview, VisibleKeys, VmBlock
 from forewarn.web.portal.states import state_label

@@ -17,6 +17,7 @@ import msgspec
 
 from forewarn.base.clock import ClockSetting, LabClock
 from forewarn.base.times import Timestamp, encode_time, timestamp
+from forewarn.control.visibility import Visibility, VisibleDirectory
 from forewarn.core.access import Grant
 from forewarn.core.commit import Commit
 from forewarn.core.event import Act, Event
@@ -24,7 +25,6 @@ from forewarn.core.explain.explanation import VmState
 from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.errors import Unavailable
 from forewarn.store.interface import ROLLOUT_HOLD_NAME, AppliedCommit, Store
-from forewarn.web.authorization import Visibility, VisibleDirectory
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.portal.fleet_overview import FleetOverview
 from forewarn.web.portal.nodes_page import NodeMonitor

@@ -26,7 +26,7 @@ from forewarn.auth.sessions import SESSION_LIFETIME_S, EndedSessions, PortalSess
 from forewarn.auth.token_service import TokenService, claims_of_client
 from forewarn.core.access import ADMIN_CLIENT_ID, Principal, RegisteredClient, owner_principal
 from forewarn.errors import Rejected, Unauthenticated
-from forewarn.web.authorization import principal_for_claims, verify_client_secret
+from forewarn.web.authentication import principal_for_claims, verify_client_secret
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.errors import Surface, message_for, status_and_message
 from forewarn.web.portal.browser_security import (
