@@ -199,7 +199,7 @@ def test_an_invalid_option_is_refused(tmp_path: Path, arguments: list[str], expe
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("start_grace = 5\n", "setting 'start_grace' does not exist; did you mean 'start_grace_s'?"),
+        ("start_grace = 5\n", "setting 'start_grace' does not exist: did you mean 'start_grace_s'?"),
         ("listen = ['nowhere']\n", "cannot listen on 'nowhere': write ADDRESS:PORT"),
         ("[[simulate]]\nthen = 'explode'\n", "explode"),
     ],

@@ -68,7 +68,7 @@ def test_a_service_for_real_vms_enables_scopes_on_request() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("prot = 1", "setting 'prot' does not exist; did you mean 'port'?"),
+        ("prot = 1", "setting 'prot' does not exist: did you mean 'port'?"),
         ("port = 0", "setting 'port' is 0: give a port from 1 to 65535"),
         ("start_grace_s = -1", "setting 'start_grace_s' is -1: give 0 or more"),
         ("first_answer_delay_s = 121", "give 0 to 120 seconds"),
@@ -90,7 +90,7 @@ def test_a_service_for_real_vms_enables_scopes_on_request() -> None:
         ('hypervisor = "command"', "no command is set: add [commands.reboot]"),
         ('[commands.rebot]\nrun = ["true"]', "setting 'commands': verb 'rebot' does not exist"),
         ("[commands.reboot]\nrun = []", "setting 'commands.reboot.run' is empty"),
-        ("lab = true", "has 'lab': remove it; the command `forewarn up` starts a lab"),
+        ("lab = true", "has no 'lab': remove it; the command `forewarn up` starts a lab"),
         ('[commands.reboot]\nrun = ["true"]\ntimeout_s = 0', "'commands.reboot.timeout_s' is 0"),
     ],
 )

@@ -549,11 +549,12 @@ class TomlTable:
 
 
 def suggest_name(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return the remedy for an unknown name: "did you mean …?" with the one of `known` closest to `word`."""
-    words = list(dict.fromkeys(known))
-    close = get_close_matches(word.casefold(), [each.casefold() for each in words], n=1)
-    closest = next((each for each in words if close and each.casefold() == close[0]), None)
-    return f"did you mean {closest!r}?" if closest else f"write one of {', '.join(words)}" if words else otherwise
+    """Return the remedy for an unknown name: "did you mean …?" with the known name closest to it, if one is close."""
+    by_folded_name = {each.casefold(): each for each in known}
+    close = get_close_matches(word.casefold(), by_folded_name, n=1)
+    if close:
+        return f"did you mean {by_folded_name[close[0]]!r}?"
+    return otherwise or f"write one of {', '.join(by_folded_name.values())}"
 
 
 def parse_toml(text: str, source: str) -> TomlTable:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -20,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from forewarn.base.http_client import HttpClient, LocalTargets
-from forewarn.base.tomlfile import parse_toml, read_text_file
+from forewarn.base.tomlfile import parse_toml, read_text_file, suggest_name
 from forewarn.cluster.bus import DEFAULT_PREFIX
 from forewarn.cluster.nats_bus import NatsSettings, check_nats
 from forewarn.core.decision import EnablementMode, Policy
@@ -315,13 +314,15 @@ def load_settings(
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    table = dict(parse_toml(read_text_file(path, "settings file", "name another with --config"), str(path)).raw)
-    if "lab" in table:
-        raise Rejected(f"settings file {str(path)!r} has 'lab': remove it; the command `forewarn up` starts a lab")
-    for name in table:
-        if name not in Settings.__struct_fields__:
-            raise Rejected(f"settings file {str(path)!r}: setting {name!r} does not exist{_did_you_mean(name)}")
-    return table
+    table = parse_toml(read_text_file(path, "settings file", "name another with --config"), str(path))
+    for name in table.raw:
+        if name == "lab":
+            table.add_problem(name, "a settings file has no 'lab'", "remove it; the command `forewarn up` starts a lab")
+        elif name not in Settings.__struct_fields__:
+            remedy = suggest_name(name, Settings.__struct_fields__, "`docs/reference/settings.md` lists them")
+            table.add_problem(name, f"setting {name!r} does not exist", remedy)
+    table.raise_problems(str(path))
+    return dict(table.raw)
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -333,11 +334,6 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             continue
         found[name] = [part.strip() for part in text.split(",") if part.strip()] if name in _LIST_SETTINGS else text
     return found
-
-
-def _did_you_mean(name: str) -> str:
-    close = difflib.get_close_matches(name, Settings.__struct_fields__, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ": `docs/reference/settings.md` lists them"
 
 
 def _describe_error(error: msgspec.ValidationError) -> str:
