@@ -52,4 +52,4 @@ def test_every_file_that_a_section_names_exists(title: str) -> None:
 
 
 def test_there_is_a_section_for_each_thing_that_people_add() -> None:
-    assert len(SECTIONS) == 8
+    assert len(SECTIONS) == 9

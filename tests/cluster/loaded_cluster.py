@@ -15,7 +15,7 @@ from forewarn.cluster.nats_config import host_credentials_path, write_nats_confi
 from forewarn.cluster.postgres_record import PostgresRecord, open_record
 from forewarn.cluster.row_changes import copy_digests, snapshot_digests
 from forewarn.core.event import EventState
-from forewarn.store import row_codec
+from forewarn.store.schema import EVENTS
 from tests.cluster.control_node_processes import ProcessCluster, until
 from tests.support.failover_load import ClientHistory, ClusterLoad, RecordFacts, check_history
 from tests.support.nats_server import NatsServer
@@ -156,7 +156,7 @@ class LoadedCluster:
         with closing(sqlite3.connect(self.host.data / "simulated.db")) as ledger:
             rows_of_acts = ledger.execute(_EFFECTS_WITH_REPEATS).fetchall()
         acts = [str(act_id) for act_id, repeats in rows_of_acts for _ in range(1 + repeats)]
-        events = [row_codec.read_event(body) for (body,) in rows("SELECT body FROM events")]
+        events = [EVENTS.read(body) for (body,) in rows("SELECT body FROM events")]
         return RecordFacts(
             requests=column("SELECT id FROM requests"),
             approved=column("SELECT event_id FROM history WHERE kind = 'approved'"),

@@ -23,7 +23,7 @@ from sqlalchemy import Table, UniqueConstraint
 
 from forewarn.cluster.record import RecordSnapshot, RowChange, SqlValues
 from forewarn.store import sqlite_file
-from forewarn.store.schema import metadata, polls, record_position, scopes
+from forewarn.store.schema import POLLS, SCOPES, metadata, record_position
 
 _LAST_REQUEST_STEP_S = 3600  # `last_request_at` of a scope is replicated once in this time
 _CAPTURED = "captured_changes"  # a temporary table
@@ -58,7 +58,7 @@ def _describe(table: Table) -> ReplicatedTable:
     return ReplicatedTable(table.name, columns, key, places, unique)
 
 
-_LOCAL_TABLES = (polls, record_position)
+_LOCAL_TABLES = (POLLS.sql, record_position)
 REPLICATED_TABLES = {t.name: _describe(t) for t in metadata.sorted_tables if t not in _LOCAL_TABLES}
 
 
@@ -223,7 +223,7 @@ def _trigger_statements(table: ReplicatedTable) -> list[str]:
     is_renamed = f"WHEN {' OR '.join(f'OLD.{name} IS NOT NEW.{name}' for name in names)}"
     events = {
         "insert": ("INSERT", "", captured),
-        "update": ("UPDATE", _scope_condition() if table.name == scopes.name else "", captured),
+        "update": ("UPDATE", _scope_condition() if table.name == SCOPES.name else "", captured),
         "rename": (f"UPDATE OF {', '.join(names)}", is_renamed, deleted + captured),
         "delete": ("DELETE", "", deleted),
     }
@@ -236,7 +236,7 @@ def _trigger_statements(table: ReplicatedTable) -> list[str]:
 
 def _scope_condition() -> str:
     """Return a condition for updates of scopes: more than the minutes of `last_request_at` changes."""
-    others = [column.name for column in scopes.columns if column is not scopes.c.last_request_at]
+    others = [column.name for column in SCOPES.c if column is not SCOPES.c.last_request_at]
     changed = [f"NEW.{quote(name)} IS NOT OLD.{quote(name)}" for name in others]
     hours = [f"CAST({version}.last_request_at / {_LAST_REQUEST_STEP_S} AS INTEGER)" for version in ("NEW", "OLD")]
     return f"WHEN {' OR '.join(changed)} OR {' IS NOT '.join(hours)}"
@@ -250,7 +250,7 @@ def _scope_condition() -> str:
 _ROWS_PER_FETCH = 5000
 _DIGEST_BYTES = 16
 # The record has `last_request_at` of a scope of some hour, the copy of the active node the latest.
-_INEXACT = {scopes.name: scopes.columns.keys().index("last_request_at")}
+_INEXACT = {SCOPES.name: SCOPES.c.keys().index("last_request_at")}
 
 
 class TableDigest(NamedTuple):

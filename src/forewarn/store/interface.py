@@ -18,6 +18,8 @@ from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
 from forewarn.errors import Conflict
+from forewarn.store import schema
+from forewarn.store.schema import Row, StoredType
 
 T = TypeVar("T")
 
@@ -104,6 +106,15 @@ class Store(Protocol):
     it was decided on.
     """
 
+    def row(self, stored: StoredType[Row], key: str) -> Row | None:
+        """Return the value of a stored type that has this key, or None; not for scopes."""
+
+    def rows(self, stored: StoredType[Row], *, limit: int | None = None, **equal: str | int | None) -> list[Row]:
+        """Return the values whose fields equal these, in the order of the stored type; not for scopes.
+
+        With `limit`, return only the last ones, still in this order.
+        """
+
     def scope(self, scope_id: str) -> Scope | None:
         """Return a scope with its present VMs and its live events; None if there is no such scope."""
 
@@ -130,6 +141,7 @@ class Store(Protocol):
 
     def vm(self, key: str) -> Vm | None:
         """Return a VM by its key, even if it was removed but not yet pruned (`removed_at` is set), or None."""
+        return self.row(schema.VMS, key)
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
         """Return the VMs in this scope and on this host (None: any), in the order they were added.
@@ -142,9 +154,11 @@ class Store(Protocol):
 
     def hosts(self) -> list[Host]:
         """Return all hosts, of any state, sorted by name ignoring letter case."""
+        return self.rows(schema.HOSTS)
 
     def event(self, event_id: str) -> Event | None:
         """Return an event by its id, live or over; None if there is none or it was pruned."""
+        return self.row(schema.EVENTS, event_id)
 
     def events(
         self,
@@ -169,18 +183,22 @@ class Store(Protocol):
 
     def gate(self, gate_id: str) -> Gate | None:
         """Return a gate by its id, released or not; None if there is none or it was pruned."""
+        return self.row(schema.GATES, gate_id)
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
         """Return a maintenance request by its id, open or ended; None if there is none or it was pruned."""
+        return self.row(schema.REQUESTS, request_id)
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
         """Return requests in the order they were added; with `limit`, only the newest, still oldest first.
 
         `open_only`: only rollouts and replays that have not ended; other requests are never open.
         """
+        return self.rows(schema.REQUESTS, limit=limit, is_open=1 if open_only else None)
 
     def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
         """Return the planned events of this request (None: of all), oldest first."""
+        return self.rows(schema.PLANNED, request_id=request_id)
 
     def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
         """Return the scheduled events behind these gates (ids), and which of the gates have planned events."""
@@ -214,6 +232,7 @@ class Store(Protocol):
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
         """Return the first `limit` history entries whose `seq` is greater than this one, oldest first."""
+        return self.history(after=seq, limit=limit, newest=False)
 
     def last_seq(self) -> int:
         """Return the sequence number of the last history entry ever written, also a pruned one; 0 if none."""
@@ -230,30 +249,40 @@ class Store(Protocol):
         The poll of a removed VM is deleted when the VM is pruned, or when it is added again, because it is then another
         VM. Polls are not shared in a cluster: a `ReplicatedStore` has the polls that its own node recorded.
         """
+        return self.rows(schema.POLLS, scope_id=scope_id)
 
     def client(self, client_id: str) -> RegisteredClient | None:
         """Return a registered API client by its id, which must be in lower case, or None."""
+        return self.row(schema.CLIENTS, client_id)
 
     def clients(self) -> list[RegisteredClient]:
         """Return all registered API clients, sorted by id."""
+        return self.rows(schema.CLIENTS)
 
     def grants(self, *, principal: str | None = None) -> list[Grant]:
         """Return the grants of roles to this principal (its id; None: to all), in the order they were added."""
+        return self.rows(schema.GRANTS, principal=principal)
 
     def webhooks(self) -> list[WebhookSubscription]:
         """Return all webhook subscriptions with their cursors, in the order they were added."""
+        return self.rows(schema.WEBHOOKS)
 
     def measurements(self, request_id: str, *, limit: int | None = None) -> list[Measurement]:
         """Return the measurements of the health checks of a rollout (its request's id), oldest first."""
+        return self.rows(schema.MEASUREMENTS, limit=limit, request_id=request_id)
 
     def configurations(self) -> list[MaintenanceConfiguration]:
         """Return all maintenance configurations, sorted by key."""
+        return self.rows(schema.CONFIGURATIONS)
 
     def assignments(self) -> list[ConfigurationAssignment]:
         """Return all assignments of maintenance configurations, sorted by key."""
+        return self.rows(schema.ASSIGNMENTS)
 
     def load(self, name: str) -> bytes | None:
         """Return the value that `save` or a commit wrote under this name, or None if there is none."""
+        saved = self.row(schema.SAVED, name)
+        return saved.value if saved else None
 
     async def read_in_thread(self, read: Callable[[Store], T]) -> T:
         """Return what `read` returns, called with a store that it may only read, and only until it returns.

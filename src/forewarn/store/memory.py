@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from forewarn.core.access import Grant, RegisteredClient
-from forewarn.core.commit import Commit
+from forewarn.core.commit import Commit, SavedValue
 from forewarn.core.event import Event, EventState, Gate
-from forewarn.core.fleet import Host, Vm
+from forewarn.core.fleet import Vm
 from forewarn.core.health import MAX_MEASUREMENTS, Measurement
 from forewarn.core.history import EventDelivery, HistoryEntry, LastPoll
-from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.core.webhook import WebhookCursor, WebhookSubscription
+from forewarn.core.webhook import WebhookCursor
 from forewarn.errors import Refused, Unavailable
 from forewarn.store.interface import (
     REPLAY_SCRIPT_PREFIX,
@@ -31,10 +30,24 @@ from forewarn.store.interface import (
     host_conflict,
     require_current_versions,
 )
+from forewarn.store.schema import (
+    EVENTS,
+    GATES,
+    HOSTS,
+    PLANNED,
+    POLLS,
+    PUT_BY_KEY,
+    REQUESTS,
+    SAVED,
+    SCOPES,
+    VMS,
+    WEBHOOKS,
+    Row,
+    StoredType,
+)
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-Row = TypeVar("Row")
 T = TypeVar("T")
 WakingRow = TypeVar("WakingRow", Scope, Gate)
 
@@ -44,66 +57,44 @@ WakingRow = TypeVar("WakingRow", Scope, Gate)
 
 @dataclass(slots=True, kw_only=True)
 class MemoryTables:
-    """All rows of one `MemoryStore`, by id unless noted, in the order they were added. Rows are immutable."""
+    """All rows of one `MemoryStore`. Rows are immutable."""
 
-    scopes: dict[str, Scope] = field(default_factory=dict)  # without VMs, events and new entries
-    vms: dict[str, Vm] = field(default_factory=dict)  # by key, removed ones too
+    stored: dict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))  # by table, then by key
     present_vms: dict[str, dict[str, Vm]] = field(default_factory=dict)  # by scope id, then by key
-    events: dict[str, Event] = field(default_factory=dict)  # live or over
     live_events: dict[str, dict[str, Event]] = field(default_factory=dict)  # by scope id, then by event id
-    hosts: dict[str, Host] = field(default_factory=dict)  # by name in lower case
-    gates: dict[str, Gate] = field(default_factory=dict)  # by id
-    requests: dict[str, MaintenanceRequest] = field(default_factory=dict)  # by id
-    planned: dict[str, PlannedEvent] = field(default_factory=dict)  # by event id
     history: list[HistoryEntry] = field(default_factory=list)  # by ascending `seq`
     last_seq: int = 0  # of the last history entry ever written, even if it was pruned
     deliveries: dict[tuple[str, str, str], EventDelivery] = field(default_factory=dict)  # by event id, VM key, status
-    last_polls: dict[str, LastPoll] = field(default_factory=dict)  # by VM key
-    clients: dict[str, RegisteredClient] = field(default_factory=dict)  # by id
-    grants: dict[str, Grant] = field(default_factory=dict)  # by id
-    webhooks: dict[str, WebhookSubscription] = field(default_factory=dict)  # by id
     measurements: dict[str, list[Measurement]] = field(default_factory=dict)  # by request id; oldest first
-    configurations: dict[str, MaintenanceConfiguration] = field(default_factory=dict)  # by key
-    assignments: dict[str, ConfigurationAssignment] = field(default_factory=dict)  # by key
-    saved: dict[str, bytes] = field(default_factory=dict)  # values of `Store.save` and of commits, by name
 
     def copy(self) -> MemoryTables:
         """Return new tables with the same rows; later changes of one do not affect the other."""
         return MemoryTables(
-            scopes=dict(self.scopes),
-            vms=dict(self.vms),
+            stored=defaultdict(dict, {table: dict(rows) for table, rows in self.stored.items()}),
             present_vms={scope_id: dict(vms) for scope_id, vms in self.present_vms.items()},
-            events=dict(self.events),
             live_events={scope_id: dict(events) for scope_id, events in self.live_events.items()},
-            hosts=dict(self.hosts),
-            gates=dict(self.gates),
-            requests=dict(self.requests),
-            planned=dict(self.planned),
             history=list(self.history),
             last_seq=self.last_seq,
             deliveries=dict(self.deliveries),
-            last_polls=dict(self.last_polls),
-            clients=dict(self.clients),
-            grants=dict(self.grants),
-            webhooks=dict(self.webhooks),
             measurements=dict(self.measurements),  # its lists are never changed in place
-            configurations=dict(self.configurations),
-            assignments=dict(self.assignments),
-            saved=dict(self.saved),
         )
+
+    def __getitem__(self, stored: StoredType[Row]) -> dict[str, Row]:
+        """Return the values of a type by key, in the order they were added; scopes without VMs and events."""
+        return self.stored[stored.name]
 
     def require_current(self, commit: Commit) -> None:
         """Raise Conflict unless the commit was decided on the stored versions; changes nothing."""
-        require_current_versions("scope", commit.scopes, lambda id_: _row_version(self.scopes.get(id_)))
+        require_current_versions("scope", commit.scopes, lambda id_: _row_version(self[SCOPES].get(id_)))
         self._require_current_hosts(commit)
-        require_current_versions("gate", commit.gates, lambda id_: _row_version(self.gates.get(id_)))
-        require_current_versions("request", commit.requests, lambda id_: _row_version(self.requests.get(id_)))
+        require_current_versions("gate", commit.gates, lambda id_: _row_version(self[GATES].get(id_)))
+        require_current_versions("request", commit.requests, lambda id_: _row_version(self[REQUESTS].get(id_)))
 
     def _require_current_hosts(self, commit: Commit) -> None:
         """Check hosts in the order in which they are written, because one commit may write a host twice."""
         if not (commit.hosts or commit.removed_hosts or commit.destinations):
             return
-        stored = {id_: (host.version, host.arrivals) for id_, host in self.hosts.items()}
+        stored = {id_: (host.version, host.arrivals) for id_, host in self[HOSTS].items()}
         for host in commit.hosts:
             version, arrivals = stored.get(host.id, (0, 0))
             if host.version != version or (version and host.arrivals != arrivals):
@@ -127,48 +118,43 @@ class MemoryTables:
         for event in commit.events:
             self._put_event(event)
         for host in commit.hosts:
-            self.hosts[host.id] = replace(host, version=host.version + 1, arrivals=host.arrivals if host.version else 0)
-        _remove_keys(self.hosts, (host.id for host in commit.removed_hosts))
+            self[HOSTS][host.id] = replace(
+                host, version=host.version + 1, arrivals=host.arrivals if host.version else 0
+            )
+        _remove_keys(self[HOSTS], (host.id for host in commit.removed_hosts))
         for host in commit.destinations:
-            here = self.hosts[host.id]
-            self.hosts[host.id] = replace(here, arrivals=here.arrivals + 1)
+            here = self[HOSTS][host.id]
+            self[HOSTS][host.id] = replace(here, arrivals=here.arrivals + 1)
         for gate in commit.gates:
-            self.gates[gate.id] = replace(gate, version=gate.version + 1)
+            self[GATES][gate.id] = replace(gate, version=gate.version + 1)
         for gate_id in commit.wake_gates:
             self._wake_gate(gate_id)
         for request in commit.requests:
-            self.requests[request.id] = replace(request, version=request.version + 1)
-        self.planned.update({planned.event_id: planned for planned in commit.planned})
-        _remove_keys(self.planned, commit.unplanned)
-        self.clients.update({client.id: client for client in commit.clients})
-        _remove_keys(self.clients, commit.removed_clients)
-        self.grants.update({grant.id: grant for grant in commit.grants})
-        _remove_keys(self.grants, commit.removed_grants)
-        self.webhooks.update({webhook.id: webhook for webhook in commit.webhooks})
-        _remove_keys(self.webhooks, commit.removed_webhooks)
+            self[REQUESTS][request.id] = replace(request, version=request.version + 1)
+        for stored in PUT_BY_KEY:
+            rows = self[stored]
+            for value in stored.changed(commit):
+                rows[stored.key_of(value)] = value
+            if stored.removed:
+                _remove_keys(rows, stored.removed(commit))
         for cursor in commit.cursors:
             self._move_cursor(cursor)
         for measurement in commit.measurements:
             of_rollout = [*self.measurements.get(measurement.request_id, ()), measurement]
             self.measurements[measurement.request_id] = of_rollout[-MAX_MEASUREMENTS:]
-        self.configurations.update({configuration.key: configuration for configuration in commit.configurations})
-        _remove_keys(self.configurations, commit.removed_configurations)
-        self.assignments.update({assignment.key: assignment for assignment in commit.assignments})
-        _remove_keys(self.assignments, commit.removed_assignments)
-        self.saved.update({saved.name: saved.value for saved in commit.saved})
         entries = self._append(commit.entries)
         return AppliedCommit(commit=replace(commit, entries=entries), seq=self.last_seq)
 
     def record_observations(self, polls: Iterable[LastPoll], deliveries: Iterable[EventDelivery]) -> None:
         """Keep the latest poll of each VM and the first delivery of each event, VM and status; drop others."""
+        last_polls, scopes = self[POLLS], self[SCOPES]
         for poll in polls:
-            old = self.last_polls.get(poll.vm)
+            old = last_polls.get(poll.vm)
             if old is None or poll.at >= old.at:
-                self.last_polls[poll.vm] = poll
-            row = self.scopes.get(poll.scope_id)
+                last_polls[poll.vm] = poll
+            row = scopes.get(poll.scope_id)
             if row is not None:
-                at = _later(row.last_request_at, poll.at)
-                self.scopes[row.id] = replace(row, last_request_at=at)
+                scopes[row.id] = replace(row, last_request_at=_later(row.last_request_at, poll.at))
         for delivery in deliveries:
             self.deliveries.setdefault((delivery.event_id, delivery.vm, delivery.status), delivery)
 
@@ -184,72 +170,72 @@ class MemoryTables:
 
     def _prune_events(self, before: float) -> None:
         # An open rollout learns from its events which VMs are done, so they stay.
-        open_requests = {request.id for request in self.requests.values() if request.is_open}
-        ended = [e for e in self.events.values() if not e.is_live and e.request_id not in open_requests]
+        open_requests = {request.id for request in self[REQUESTS].values() if request.is_open}
+        ended = [e for e in self[EVENTS].values() if not e.is_live and e.request_id not in open_requests]
         past = {e.id for e in ended if e.over_at is not None and e.over_at < before}
         first_at: dict[str, float] = {}  # of events that were delivered
         for delivery in self.deliveries.values():
             first_at.setdefault(delivery.event_id, delivery.at)
-        past |= {event_id for event_id, at in first_at.items() if event_id not in self.events and at < before}
-        _remove_keys(self.events, past)
+        past |= {event_id for event_id, at in first_at.items() if event_id not in self[EVENTS] and at < before}
+        _remove_keys(self[EVENTS], past)
         _remove_keys(self.deliveries, [key for key in self.deliveries if key[0] in past])
 
     def _prune_requests(self, before: float) -> None:
-        parts: list[Event | PlannedEvent] = [*self.events.values(), *self.planned.values()]
+        parts: list[Event | PlannedEvent] = [*self[EVENTS].values(), *self[PLANNED].values()]
         kept = {part.request_id for part in parts} | {entry.request_id for entry in self.history}
-        past = {r.id for r in self.requests.values() if not r.is_open and r.requested_at < before and r.id not in kept}
+        past = {r.id for r in self[REQUESTS].values() if not r.is_open and r.requested_at < before and r.id not in kept}
         gates_in_use = {part.gate_id for part in parts}
         _remove_keys(
-            self.gates, [g.id for g in self.gates.values() if g.request_id in past and g.id not in gates_in_use]
+            self[GATES], [g.id for g in self[GATES].values() if g.request_id in past and g.id not in gates_in_use]
         )
-        _remove_keys(self.saved, [f"{REPLAY_SCRIPT_PREFIX}{request_id}" for request_id in past])
+        _remove_keys(self[SAVED], [f"{REPLAY_SCRIPT_PREFIX}{request_id}" for request_id in past])
         _remove_keys(self.measurements, past)
-        _remove_keys(self.requests, past)
+        _remove_keys(self[REQUESTS], past)
 
     def _prune_vms(self, before: float) -> None:
-        parts: list[Event | PlannedEvent] = [*self.events.values(), *self.planned.values()]
+        parts: list[Event | PlannedEvent] = [*self[EVENTS].values(), *self[PLANNED].values()]
         listed = {(part.scope_id, name) for part in parts for name in part.vms}
         delivered = {delivery.vm for delivery in self.deliveries.values()}
-        removed = [vm for vm in self.vms.values() if vm.removed_at is not None and vm.removed_at < before]
+        removed = [vm for vm in self[VMS].values() if vm.removed_at is not None and vm.removed_at < before]
         past = [vm.key for vm in removed if (vm.scope_id, vm.name) not in listed and vm.key not in delivered]
-        _remove_keys(self.vms, past)
-        _remove_keys(self.last_polls, past)
+        _remove_keys(self[VMS], past)
+        _remove_keys(self[POLLS], past)
 
     def _put_scope(self, scope: Scope) -> None:
-        old = self.scopes.get(scope.id)
+        old = self[SCOPES].get(scope.id)
         at = _later(old.last_request_at if old else None, scope.last_request_at)
         version = scope.version + 1
-        self.scopes[scope.id] = replace(scope, version=version, last_request_at=at, vms=(), events=(), new_entries=())
+        self[SCOPES][scope.id] = replace(scope, version=version, last_request_at=at, vms=(), events=(), new_entries=())
 
     def _put_vm(self, vm: Vm) -> None:
-        old = self.vms.get(vm.key)
+        old = self[VMS].get(vm.key)
         if old is not None and _is_restored(old, vm):
-            self.last_polls.pop(vm.key, None)
+            self[POLLS].pop(vm.key, None)
         if old is not None and (_is_restored(old, vm) or old.scope_id != vm.scope_id):
-            del self.vms[vm.key]  # so that it is added at the end
+            del self[VMS][vm.key]  # so that it is added at the end
         if old is not None and (vm.removed_at is not None or old.scope_id != vm.scope_id):
             self.present_vms.get(old.scope_id, {}).pop(vm.key, None)
         if vm.removed_at is None:
             self.present_vms.setdefault(vm.scope_id, {})[vm.key] = vm
-        self.vms[vm.key] = vm
+        self[VMS][vm.key] = vm
 
     def _put_event(self, event: Event) -> None:
-        self.events[event.id] = event
+        self[EVENTS][event.id] = event
         if event.is_live:
             self.live_events.setdefault(event.scope_id, {})[event.id] = event
         else:
             self.live_events.get(event.scope_id, {}).pop(event.id, None)
 
     def _wake_gate(self, gate_id: str) -> None:
-        gate = self.gates.get(gate_id)
+        gate = self[GATES].get(gate_id)
         if gate is not None:
-            self.gates[gate_id] = replace(gate, wakes_at=0.0, version=gate.version + 1)
+            self[GATES][gate_id] = replace(gate, wakes_at=0.0, version=gate.version + 1)
 
     def _move_cursor(self, cursor: WebhookCursor) -> None:
         """Move the cursor forward, never back; do nothing if the webhook was removed."""
-        webhook = self.webhooks.get(cursor.webhook_id)
+        webhook = self[WEBHOOKS].get(cursor.webhook_id)
         if webhook is not None and webhook.cursor < cursor.seq:
-            self.webhooks[webhook.id] = replace(webhook, cursor=cursor.seq)
+            self[WEBHOOKS][webhook.id] = replace(webhook, cursor=cursor.seq)
 
     def _append(self, entries: Iterable[HistoryEntry]) -> tuple[HistoryEntry, ...]:
         numbered = tuple(replace(entry, seq=seq) for seq, entry in enumerate(entries, self.last_seq + 1))
@@ -312,8 +298,16 @@ class MemoryStore(Store):
         """
         self._failures.append(_InjectedFailure(error=error, writes_before=after, applied=applied))
 
+    def row(self, stored: StoredType[Row], key: str) -> Row | None:
+        return self._tables[stored].get(key)
+
+    def rows(self, stored: StoredType[Row], *, limit: int | None = None, **equal: str | int | None) -> list[Row]:
+        rows = self._tables[stored]
+        in_order = rows.values() if stored.order != stored.key else [row for _, row in sorted(rows.items())]
+        return _newest(_matching(in_order, **equal), limit)
+
     def scope(self, scope_id: str) -> Scope | None:
-        row = self._tables.scopes.get(scope_id)
+        row = self._tables[SCOPES].get(scope_id)
         if row is None:
             return None
         vms = self._tables.present_vms.get(scope_id, {}).values()
@@ -324,40 +318,31 @@ class MemoryStore(Store):
         return iter([scope for scope in map(self.scope, self.scope_ids()) if scope is not None])
 
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
-        return sorted(id_ for id_, row in self._tables.scopes.items() if enabled in (None, row.is_enabled))
+        return sorted(id_ for id_, row in self._tables[SCOPES].items() if enabled in (None, row.is_enabled))
 
     def scope_versions(self) -> dict[str, int]:
-        return {scope.id: scope.version for scope in self._tables.scopes.values()}
+        return {scope.id: scope.version for scope in self._tables[SCOPES].values()}
 
     def counts(self) -> StoreCounts:
         return StoreCounts(
             vms=sum(map(len, self._tables.present_vms.values())),
-            scopes=len(self._tables.scopes),
-            hosts=len(self._tables.hosts),
+            scopes=len(self._tables[SCOPES]),
+            hosts=len(self._tables[HOSTS]),
             events=sum(map(len, self._tables.live_events.values())),
         )
 
     def enabled_scope_count(self) -> int:
-        return sum(row.is_enabled for row in self._tables.scopes.values())
+        return sum(row.is_enabled for row in self._tables[SCOPES].values())
 
     def failed_writes(self) -> int:
         return self._failed
 
-    def vm(self, key: str) -> Vm | None:
-        return self._tables.vms.get(key)
-
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
-        rows = (vm for vm in self._tables.vms.values() if removed or vm.removed_at is None)
+        rows = (vm for vm in self._tables[VMS].values() if removed or vm.removed_at is None)
         return _matching(rows, scope_id=scope_id, host=host)
 
     def vms_with_program(self) -> list[Vm]:
         return [vm for vm in self.vms() if vm.program]
-
-    def hosts(self) -> list[Host]:
-        return [host for _, host in sorted(self._tables.hosts.items())]
-
-    def event(self, event_id: str) -> Event | None:
-        return self._tables.events.get(event_id)
 
     def events(
         self,
@@ -368,40 +353,27 @@ class MemoryStore(Store):
         statuses: Sequence[EventState] = tuple(EventState),
         limit: int | None = None,
     ) -> list[Event]:
-        rows = (event for event in self._tables.events.values() if event.status in statuses)
+        rows = (event for event in self._tables[EVENTS].values() if event.status in statuses)
         return _newest(_matching(rows, scope_id=scope_id, request_id=request_id, gate_id=gate_id), limit)
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
-        rows = [event for event in self._tables.events.values() if _is_within(event.over_at, since, until)]
+        rows = [event for event in self._tables[EVENTS].values() if _is_within(event.over_at, since, until)]
         rows.sort(key=lambda event: event.over_at or 0.0)
         return _newest(rows, limit) if newest else rows[:limit]
-
-    def gate(self, gate_id: str) -> Gate | None:
-        return self._tables.gates.get(gate_id)
-
-    def request(self, request_id: str) -> MaintenanceRequest | None:
-        return self._tables.requests.get(request_id)
-
-    def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
-        rows = [request for request in self._tables.requests.values() if request.is_open or not open_only]
-        return _newest(rows, limit)
-
-    def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
-        return _matching(self._tables.planned.values(), request_id=request_id)
 
     def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
         scheduled = [event for event in self.events(statuses=[EventState.SCHEDULED]) if event.gate_id in gate_ids]
         return GatedEvents(scheduled, {planned.gate_id for planned in self.planned() if planned.gate_id in gate_ids})
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
-        return [scope.id for scope in _due_rows(self._tables.scopes.values(), now)][:limit]
+        return [scope.id for scope in _due_rows(self._tables[SCOPES].values(), now)][:limit]
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
-        return _due_rows(self._tables.gates.values(), now)[:limit]
+        return _due_rows(self._tables[GATES].values(), now)[:limit]
 
     def next_wake_at(self) -> float | None:
-        scopes = (scope.wakes_at for scope in self._tables.scopes.values())
-        gates = (gate.wakes_at for gate in self._tables.gates.values())
+        scopes = (scope.wakes_at for scope in self._tables[SCOPES].values())
+        gates = (gate.wakes_at for gate in self._tables[GATES].values())
         return min((at for at in (*scopes, *gates) if at is not None), default=None)
 
     def history(
@@ -435,33 +407,8 @@ class MemoryStore(Store):
         rows = self._tables.deliveries.values()
         return {row.event_id for row in rows if row.status == EventState.SCHEDULED}.intersection(event_ids)
 
-    def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
-        rows = (last_poll for _, last_poll in sorted(self._tables.last_polls.items()))
-        return _matching(rows, scope_id=scope_id)
-
-    def client(self, client_id: str) -> RegisteredClient | None:
-        return self._tables.clients.get(client_id)
-
-    def clients(self) -> list[RegisteredClient]:
-        return [client for _, client in sorted(self._tables.clients.items())]
-
-    def grants(self, *, principal: str | None = None) -> list[Grant]:
-        return _matching(self._tables.grants.values(), principal=principal)
-
-    def webhooks(self) -> list[WebhookSubscription]:
-        return list(self._tables.webhooks.values())
-
     def measurements(self, request_id: str, *, limit: int | None = None) -> list[Measurement]:
         return _newest(self._tables.measurements.get(request_id, []), limit)
-
-    def configurations(self) -> list[MaintenanceConfiguration]:
-        return [row for _, row in sorted(self._tables.configurations.items())]
-
-    def assignments(self) -> list[ConfigurationAssignment]:
-        return [row for _, row in sorted(self._tables.assignments.items())]
-
-    def load(self, name: str) -> bytes | None:
-        return self._tables.saved.get(name)
 
     async def read_in_thread(self, read: Callable[[Store], T]) -> T:
         return read(self)
@@ -479,7 +426,7 @@ class MemoryStore(Store):
         self._write(lambda: self._tables.record_observations(polls, deliveries))
 
     async def save(self, name: str, value: bytes) -> None:
-        self._write(lambda: self._tables.saved.__setitem__(name, value))
+        self._write(lambda: self._tables[SAVED].__setitem__(name, SavedValue(name, value)))
 
     async def prune(self, before: float) -> int:
         return self._write(lambda: self._tables.prune(before))
@@ -493,7 +440,7 @@ class MemoryStore(Store):
     async def close(self) -> None:
         self._is_open = False
 
-    def _write(self, apply: Callable[[], Row]) -> Row:
+    def _write(self, apply: Callable[[], T]) -> T:
         if not self._is_open:
             raise Unavailable("the store is closed and accepts no writes: open it again")
         failure = self._failures[0] if self._failures else None
@@ -510,12 +457,12 @@ class MemoryStore(Store):
         raise failure.error
 
 
-def _matching(rows: Iterable[Row], **conditions: str | None) -> list[Row]:
+def _matching(rows: Iterable[T], **conditions: str | int | None) -> list[T]:
     given = [(name, value) for name, value in conditions.items() if value is not None]
-    return [row for row in rows if all(getattr(row, name) == value for name, value in given)]
+    return [row for row in rows if all(getattr(row, name) == value for name, value in given)] if given else list(rows)
 
 
-def _newest(rows: list[Row], limit: int | None) -> list[Row]:
+def _newest(rows: list[T], limit: int | None) -> list[T]:
     return rows if limit is None else rows[max(0, len(rows) - limit) :]
 
 

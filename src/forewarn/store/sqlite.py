@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from forewarn.base.clock import read_real_time
-from forewarn.core.access import Grant, RegisteredClient
+from forewarn.base.times import LabTime
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
-from forewarn.core.fleet import Host, Vm
-from forewarn.core.health import MAX_MEASUREMENTS, Measurement
+from forewarn.core.fleet import Vm
 from forewarn.core.history import EventDelivery, HistoryEntry, LastPoll
-from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
-from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.core.webhook import WebhookSubscription
 from forewarn.errors import Conflict, Unavailable
-from forewarn.store import backup, pruning, queries, row_codec, sqlite_file, writes
+from forewarn.store import backup, pruning, queries, sqlite_file, writes
 from forewarn.store.commit_mark import CommitMark, find_lost_writes
 from forewarn.store.interface import AppliedCommit, CommitSubscribers, GatedEvents, Store, StoreCounts
+from forewarn.store.schema import EVENTS, GATES, HISTORY, SCOPES, VMS, Row, StoredType
 from forewarn.store.scope_cache import ScopeCache
 from forewarn.store.sqlite_file import StoreFileCheck
 from forewarn.store.writer_thread import WriterThread
@@ -126,23 +126,17 @@ class SqliteStore(Store):
 
     def scope(self, scope_id: str) -> Scope | None:
         known = self._scope_cache.scope(scope_id)
-        if known is None and (known := self._read_scope(scope_id)) is not None:
+        if known is None and (known := self._load_scope(scope_id)) is not None:
             self._scope_cache.put(known)
         return known
 
     def scopes(self) -> Iterator[Scope]:
         with self._read_transaction() as db:
-            rows = db.execute(queries.SCOPES).fetchall()
-            vms = row_codec.group_by_scope(db.execute(queries.ALL_PRESENT_VMS))
-            events = row_codec.group_by_scope(db.execute(queries.ALL_LIVE_EVENTS))
-        return (
-            row_codec.read_scope(
-                row,
-                tuple(map(row_codec.read_vm, vms.pop(row[0], ()))),  # frees memory that the caller may need
-                tuple(map(row_codec.read_event, events.pop(row[0], ()))),
-            )
-            for row in rows
-        )
+            rows = db.execute(queries.rows_by(SCOPES)).fetchall()
+            vms = _group_by_scope(db.execute(queries.ALL_PRESENT_VMS))
+            events = _group_by_scope(db.execute(queries.ALL_LIVE_EVENTS))
+        # `pop` frees memory that the caller may need.
+        return (_read_scope(row, vms.pop(row[0], ()), events.pop(row[0], ())) for row in rows)
 
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
         return [scope_id for (scope_id,) in self._rows(queries.scope_ids_by(enabled))]
@@ -162,25 +156,26 @@ class SqliteStore(Store):
     def failed_writes(self) -> int:
         return self._writer.failures
 
+    def row(self, stored: StoredType[Row], key: str) -> Row | None:
+        rows = self._rows(queries.row_by_key(stored), row_id=key)
+        return stored.read(*rows[0]) if rows else None
+
+    def rows(self, stored: StoredType[Row], *, limit: int | None = None, **equal: str | int | None) -> list[Row]:
+        wanted = {name: value for name, value in equal.items() if value is not None}
+        sql = queries.rows_by(stored, tuple(wanted), limit is not None)
+        return [stored.read(*row) for row in self._newest_rows(sql, limit, **wanted)]
+
     def vm(self, key: str) -> Vm | None:
-        known = self._scope_cache.vm(key)
-        if known is None and (row := self._row(queries.VM, row_id=key)):
-            return row_codec.read_vm(row[0])
-        return known
+        return self._scope_cache.vm(key) or self.row(VMS, key)
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
+        if removed:
+            return self.rows(VMS, scope_id=scope_id, host=host)
         wanted = _without_none(scope_id=scope_id, host=host)
-        return [row_codec.read_vm(body) for (body,) in self._rows(queries.vms_by(tuple(wanted), removed), **wanted)]
+        return [VMS.read(body) for (body,) in self._rows(queries.present_vms_by(tuple(wanted)), **wanted)]
 
     def vms_with_program(self) -> list[Vm]:
-        return [vm for (body,) in self._rows(queries.VMS_WITH_PROGRAM) if (vm := row_codec.read_vm(body)).program]
-
-    def hosts(self) -> list[Host]:
-        return [row_codec.read_host(*row) for row in self._rows(queries.HOSTS)]
-
-    def event(self, event_id: str) -> Event | None:
-        row = self._row(queries.EVENT, row_id=event_id)
-        return row_codec.read_event(row[0]) if row else None
+        return [vm for (body,) in self._rows(queries.VMS_WITH_PROGRAM) if (vm := VMS.read(body)).program]
 
     def events(
         self,
@@ -193,38 +188,22 @@ class SqliteStore(Store):
     ) -> list[Event]:
         wanted = _without_none(scope_id=scope_id, request_id=request_id, gate_id=gate_id)
         sql = queries.events_by(tuple(wanted), tuple(sorted(set(statuses))), limit is not None)
-        return [row_codec.read_event(body) for (body,) in self._newest_rows(sql, limit, **wanted)]
+        return [EVENTS.read(body) for (body,) in self._newest_rows(sql, limit, **wanted)]
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
         rows = self._rows(queries.EVENTS_ENDED_BETWEEN[newest], since=since, until=until, limit=limit)
-        return [row_codec.read_event(body) for (body,) in (reversed(rows) if newest else rows)]
-
-    def gate(self, gate_id: str) -> Gate | None:
-        row = self._row(queries.GATE, row_id=gate_id)
-        return row_codec.read_gate(*row) if row else None
-
-    def request(self, request_id: str) -> MaintenanceRequest | None:
-        row = self._row(queries.REQUEST, row_id=request_id)
-        return row_codec.read_request(*row) if row else None
-
-    def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
-        sql = queries.requests_by(open_only, limit is not None)
-        return [row_codec.read_request(*row) for row in self._newest_rows(sql, limit)]
-
-    def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
-        wanted = _without_none(request_id=request_id)
-        return [row_codec.read_planned(body) for (body,) in self._rows(queries.planned_by(tuple(wanted)), **wanted)]
+        return [EVENTS.read(body) for (body,) in (reversed(rows) if newest else rows)]
 
     def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
-        wanted = {"gate_ids": row_codec.json_list(gate_ids)}
-        scheduled = [row_codec.read_event(body) for (body,) in self._rows(queries.SCHEDULED_BEHIND, **wanted)]
+        wanted = {"gate_ids": queries.json_list(gate_ids)}
+        scheduled = [EVENTS.read(body) for (body,) in self._rows(queries.SCHEDULED_BEHIND, **wanted)]
         return GatedEvents(scheduled, {gate_id for (gate_id,) in self._rows(queries.PLANNED_BEHIND, **wanted)})
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
         return [scope_id for (scope_id,) in self._rows(queries.DUE_SCOPES, now=now, limit=limit)]
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
-        return [row_codec.read_gate(*row) for row in self._rows(queries.DUE_GATES, now=now, limit=limit)]
+        return [GATES.read(*row) for row in self._rows(queries.DUE_GATES, now=now, limit=limit)]
 
     def next_wake_at(self) -> float | None:
         row = self._row(queries.NEXT_WAKE)
@@ -247,10 +226,7 @@ class SqliteStore(Store):
         most = _MAX_INTEGER if limit is None else limit
         bounds = {"after": after, "before": _MAX_INTEGER if before is None else before, "limit": most}
         rows = self._rows(queries.history_by(tuple(wanted), backwards), **bounds, **wanted)
-        return [row_codec.read_entry(*row) for row in (reversed(rows) if backwards else rows)]
-
-    def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
-        return [row_codec.read_entry(*row) for row in self._rows(queries.ENTRIES_AFTER, after=seq, limit=limit)]
+        return [HISTORY.read(*row) for row in (reversed(rows) if backwards else rows)]
 
     def last_seq(self) -> int:
         row = self._row(queries.LAST_SEQ)
@@ -258,43 +234,11 @@ class SqliteStore(Store):
 
     def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
         wanted = _without_none(event_id=event_id, vm=vm)
-        return [row_codec.read_delivery(row) for row in self._rows(queries.deliveries_by(tuple(wanted)), **wanted)]
+        return [_read_delivery(*row) for row in self._rows(queries.deliveries_by(tuple(wanted)), **wanted)]
 
     def events_given_before_start(self, event_ids: Sequence[str]) -> set[str]:
-        wanted = {"event_ids": row_codec.json_list(event_ids)}
+        wanted = {"event_ids": queries.json_list(event_ids)}
         return {event_id for (event_id,) in self._rows(queries.GIVEN_BEFORE_START, **wanted)}
-
-    def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
-        wanted = _without_none(scope_id=scope_id)
-        return [row_codec.read_last_poll(body) for (body,) in self._rows(queries.polls_by(tuple(wanted)), **wanted)]
-
-    def client(self, client_id: str) -> RegisteredClient | None:
-        row = self._row(queries.CLIENT, row_id=client_id)
-        return row_codec.read_client(row[0]) if row else None
-
-    def clients(self) -> list[RegisteredClient]:
-        return [row_codec.read_client(body) for (body,) in self._rows(queries.CLIENTS)]
-
-    def grants(self, *, principal: str | None = None) -> list[Grant]:
-        wanted = _without_none(principal=principal)
-        return [row_codec.read_grant(body) for (body,) in self._rows(queries.grants_by(tuple(wanted)), **wanted)]
-
-    def webhooks(self) -> list[WebhookSubscription]:
-        return [row_codec.read_webhook(*row) for row in self._rows(queries.WEBHOOKS)]
-
-    def measurements(self, request_id: str, *, limit: int | None = None) -> list[Measurement]:
-        rows = self._newest_rows(queries.MEASUREMENTS, MAX_MEASUREMENTS if limit is None else limit, row_id=request_id)
-        return [row_codec.read_measurement(body) for (body,) in rows]
-
-    def configurations(self) -> list[MaintenanceConfiguration]:
-        return [row_codec.read_configuration(body) for (body,) in self._rows(queries.CONFIGURATIONS)]
-
-    def assignments(self) -> list[ConfigurationAssignment]:
-        return [row_codec.read_assignment(body) for (body,) in self._rows(queries.ASSIGNMENTS)]
-
-    def load(self, name: str) -> bytes | None:
-        row = self._row(queries.SAVED_VALUE, row_id=name)
-        return row[0] if row else None
 
     async def read_in_thread(self, read: Callable[[Store], T]) -> T:
         return await self._reader_thread.run(
@@ -341,18 +285,16 @@ class SqliteStore(Store):
         self._scope_cache.on_commit(applied.commit)
         self._subscribers.notify(applied)
 
-    def _read_scope(self, scope_id: str) -> Scope | None:
-        wanted = {"row_id": scope_id}
-        if not self._rows(queries.SCOPE, **wanted):
+    def _load_scope(self, scope_id: str) -> Scope | None:
+        scope = queries.row_by_key(SCOPES)
+        if not self._rows(scope, row_id=scope_id):
             return None  # without a transaction, which takes longer: a new fleet asks for each of its scopes
         with self._read_transaction() as db:
-            row = db.execute(queries.SCOPE, wanted).fetchone()
-            vms = db.execute(queries.PRESENT_VMS, wanted).fetchall() if row else []
+            row = db.execute(scope, {"row_id": scope_id}).fetchone()
+            wanted = {"scope_id": scope_id}
+            vms = db.execute(queries.present_vms_by(("scope_id",)), wanted).fetchall() if row else []
             events = db.execute(queries.LIVE_EVENTS, wanted).fetchall() if row else []
-        if row is None:
-            return None
-        present = tuple(row_codec.read_vm(body) for (body,) in vms)
-        return row_codec.read_scope(row, present, tuple(row_codec.read_event(body) for (body,) in events))
+        return _read_scope(row, (body for (body,) in vms), (body for (body,) in events)) if row else None
 
     @contextmanager
     def _read_transaction(self) -> Iterator[sqlite3.Connection]:
@@ -383,3 +325,23 @@ class SqliteStore(Store):
 
 def _without_none(**parameters: str | None) -> dict[str, str]:
     return {name: value for name, value in parameters.items() if value is not None}
+
+
+def _group_by_scope(rows: Iterable[tuple[str, bytes]]) -> dict[str, list[bytes]]:
+    """Return scope id → the JSON bodies of its rows, in their order; a row is a scope id and a body."""
+    found: dict[str, list[bytes]] = defaultdict(list)
+    for scope_id, body in rows:
+        found[scope_id].append(body)
+    return found
+
+
+def _read_scope(row: tuple[Any, ...], vms: Iterable[bytes], events: Iterable[bytes]) -> Scope:
+    return replace(SCOPES.read(*row), vms=tuple(map(VMS.read, vms)), events=tuple(map(EVENTS.read, events)))
+
+
+def _read_delivery(
+    event_id: str, scope_id: str, vm: str, status: str, version: str, incarnation: int, at: LabTime
+) -> EventDelivery:
+    return EventDelivery(
+        event_id=event_id, scope_id=scope_id, vm=vm, status=status, version=version, incarnation=incarnation, at=at
+    )
