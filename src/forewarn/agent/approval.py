@@ -1,4 +1,4 @@
-"""Decides whether this VM may approve an event now, by readiness board and approval check. Pure.
+"""Finds the rule for an event, and decides whether this VM may approve the event now. Pure.
 
 One of the listed VMs approves: the first that is alive by the board. A listed VM counts as ready once it has
 published that for this event, even if it has died since. A VM that is alive and not ready blocks the approval. A VM
@@ -27,10 +27,10 @@ from forewarn.base.duration import exact_duration_text
 from forewarn.client.events import lists
 from forewarn.protocol.document import Kind, NoticeStatus
 
-# Finds the rule for an event (the first that matches), and defines the ready-made profiles. Pure.
+# Rules: the first that matches an event counts.
 #
-# A profile is a set of rules for the notice that an application is built for; the user supplies the steps. All
-# profiles ignore a short Freeze, which ends before a drain would. They do not approve an eviction: it may be
+# A profile is a ready-made set of rules for the notice that an application is built for; the user supplies the steps.
+# All profiles ignore a short Freeze, which ends before a drain would. They do not approve an eviction: it may be
 # withdrawn, and waiting costs nothing.
 
 

@@ -42,7 +42,7 @@ from forewarn.base.duration import exact_duration_text
 from forewarn.client.events import event_key
 from forewarn.protocol.document import Kind
 
-# Schedules the steps of an event backwards from NotBefore, and cuts steps that do not fit. Pure.
+# Schedules the steps of an event backwards from NotBefore, and cuts steps that do not fit.
 #
 # A step with a `cut` number may be cut, lowest number first, until the rest fits. Other steps run even if they are
 # late. Only the step that is next is cut for good: the steps before it may end early.
@@ -115,7 +115,7 @@ def _steps_to_cut(steps: Sequence[StepConfig], available_s: float) -> frozenset[
     return frozenset(cut)
 
 
-# Decides the actions for an event that is gone: undo its tried steps, last step first. Pure.
+# Decides the actions for an event that is gone: undo its tried steps, last step first.
 #
 # A step that ran once for several events is undone once, for the last of them.
 

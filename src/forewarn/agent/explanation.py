@@ -29,7 +29,7 @@ from forewarn.agent.model import (
 from forewarn.base.duration import format_duration
 from forewarn.client import lists
 
-# Dry run: what an agent without history would do for an event if it saw it now. Pure.
+# Dry run: what an agent without history would do for an event if it saw it now.
 
 _APPROVAL_TEXTS = {
     ApproveWhen.NEVER: "would not approve it",

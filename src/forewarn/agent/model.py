@@ -1,4 +1,4 @@
-"""The agent's data model: configured steps and rules, and the interface of reactions."""
+"""The agent's data model: configured steps and rules, the interface of reactions, and the journal's records."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ApprovalCheckConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleConfig:
-    """The steps and the approval for the events that match all conditions; see `rules.rule_matches`."""
+    """The steps and the approval for the events that match all conditions; see `approval.rule_matches`."""
 
     name: str  # unique among the rules of the file and of its profile; the journal stores it
     steps: tuple[StepConfig, ...] = ()  # in the order in which they run; (): nothing is run
@@ -145,9 +145,6 @@ class Reaction(Protocol):
         Unless the step is `repeatable`, the agent calls this before it resumes an interrupted `do` or `undo`. An
         exception or the end of the budget counts as None.
         """
-
-
-# The journal's records as immutable values: each event, its step runs and its approval. Pure.
 
 
 class StepState(StrEnum):

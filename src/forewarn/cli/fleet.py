@@ -1,4 +1,4 @@
-"""Commands for the fleet: show it, add and remove VMs and hosts, check and apply a fleet file."""
+"""Commands for the fleet: show it, add and remove VMs and hosts, import, check and apply a file."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from forewarn.machines.libvirt.connection import LibvirtHost
     from forewarn.machines.libvirt.fleet_import import ImportedFleet, ImportedHost
 
-
-# Commands that write a fleet file from what a platform has: `forewarn fleet import libvirt`.
 
 _DEFAULT_FILE = "fleet.toml"
 

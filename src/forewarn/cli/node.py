@@ -17,8 +17,6 @@ from forewarn.cli.invocation import Invocation, local_command, require_server_ex
 from forewarn.cli.output import Cell, bold, count_noun, dim, discard_unwritable_output, state_text
 from forewarn.errors import Unavailable
 
-# Commands for the control nodes of a cluster: `node list`, `node show` and `node resign`.
-
 _TAKEOVER_LIMIT_S = 15.0  # real time that `resign` waits for another node
 _LOOK_INTERVAL_S = 0.2
 

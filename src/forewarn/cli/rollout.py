@@ -1,4 +1,4 @@
-"""Commands for rollouts: show, pause, resume, abort and hold them, with a progress bar on a terminal."""
+"""Commands for rollouts, their health checks, and the standing order to visit every host."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ from forewarn.errors import Rejected
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-
-# Commands for the standing order: visit every host within an interval.
 
 _MAX_ROWS = 20
 
@@ -430,8 +428,6 @@ def _rollout_rows(call: Invocation, page: JsonObject, now: float) -> Iterator[li
         ]
 
 
-# Commands that begin rollouts: `rollout start` and `rollout plan`, by options or with a rollout file.
-
 _MAX_NAMES_LENGTH = 24  # of the VMs of a wave, in the table
 
 _OPTIONS = (
@@ -635,9 +631,6 @@ def _failure_limit(max_failures: int | None, keep_going: bool) -> dict[str, int]
     if keep_going:
         return {"max_failures": 0}
     return {} if max_failures is None else {"max_failures": max_failures}
-
-
-# Commands about the health checks of rollouts: `rollout checks` and `rollout check`.
 
 
 @rollout.command("checks")

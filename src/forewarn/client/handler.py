@@ -1,7 +1,7 @@
 """`Handler`: calls decorated functions when an event is announced, starts or is gone.
 
 A change is handled when all of its functions have returned. A function that raises is called again after a delay,
-while everything else goes on. `HandlerScheduler` decides what to run next; this module runs it, in threads or in
+while everything else goes on. `HandlerScheduler` decides what to run next; `Handler` runs it, in threads or in
 tasks.
 """
 

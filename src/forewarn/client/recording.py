@@ -1,4 +1,4 @@
-"""The recording file format: JSON lines, readable after a crash.
+"""Records an endpoint to a file, and reads it: JSON lines, readable after a crash.
 
 The first line has the format, the VM's name, the api-version and the start time. Then one line follows for each
 answer that differs from the one before, with its offset and the server's Date. A last line has the end time; if it

@@ -1,4 +1,4 @@
-"""The acts of a host node: carries out orders of the active node with the hypervisor of this host.
+"""Carries out orders of the active node with the hypervisor of this host, and reports about the host.
 
 Orders carry the term of their sender. The highest term is stored before the first order of it is carried out, and
 orders of older terms are refused: their sender was deposed.

@@ -256,7 +256,7 @@ class HostNode:
             self._do(self.follower.on_heartbeat(received, now))
             is_heard = self.follower.silent_s(now) <= 0  # it is not of an older term
             if message.subject == self._own_subject and is_heard and not self.follower.is_joining:
-                # Those on its own subject are spread over the interval; see `heartbeat_subscription`.
+                # Those on its own subject are spread over the interval; see `HeartbeatSubscription`.
                 self._heartbeats.leave()
         elif isinstance(received, HostUpdate):
             self._do(self.follower.on_update(received, now))

@@ -1,4 +1,4 @@
-"""Conformance of a store: history, deliveries, polls and saved values."""
+"""Conformance of a store: pruning, history, deliveries, polls and saved values."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict
 from forewarn.store.interface import REPLAY_SCRIPT_PREFIX, Store
-
-# Conformance of a store: pruning deletes what is old, unless something that is kept refers to it.
 
 
 def _gate(request_id: str) -> Gate:

@@ -1,4 +1,4 @@
-"""Conformance of a store: scopes, counts, and that every field of every value is read back."""
+"""Conformance of a store: versions, subscribers, scopes, counts, and that every field is read back."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ from forewarn.core.fleet import AutoApproval, Host, HostHealth
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, Unavailable
 from forewarn.store.interface import AppliedCommit, Store, StoreCounts
-
-# Conformance of a store: versions and conflicts, subscribers, and closing.
 
 
 def _versioned_row(kind: str) -> Any:

@@ -38,9 +38,6 @@ from forewarn.store.interface import Store
 T = TypeVar("T")
 
 
-# Statements of operators about hosts, which the service cannot check: that a host is certainly down.
-
-
 class HostStatementService:
     """Records what operators state about hosts and the service cannot check."""
 

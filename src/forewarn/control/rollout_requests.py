@@ -30,8 +30,6 @@ from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.machines.interface import VerbSupport
 from forewarn.store.interface import Store
 
-# Reads the VMs that a rollout covers from the store.
-
 _MAX_HOSTS_READ_ALONE = 100
 
 

@@ -1,4 +1,4 @@
-"""State of a replay: which step of its script the scope is shown now, and when the next one is due.
+"""Replays of a recording: their script, which step of it the scope is shown now, and when the next is due.
 
 Times are lab time. Each loop gets new event ids and times; another speed scales the notices too, so an event never
 starts before its NotBefore unless it did in the recording.
@@ -29,8 +29,8 @@ from forewarn.protocol.versions import ALL_VERSIONS, version_features
 
 # Builds the script of a replay from a recording: which notices or failures to show at which time.
 #
-# VM names are already those of the lab. Times count from the start of the recording and ids are the recorded ones;
-# `core.replay` replaces both in every loop.
+# VM names are already those of the lab. Times count from the start of the recording and ids are the recorded ones: both
+# are replaced in every loop.
 
 _MIN_LENGTH_S = 1.0  # so that clients can see every loop
 _DATE_PRECISION_S = 1.0  # a Date header has whole seconds

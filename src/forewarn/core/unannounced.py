@@ -18,7 +18,6 @@ from forewarn.core.history import EntryKind, HistoryEntry
 # What hosts report about their VMs, as hypervisors that observe hosts return it.
 #
 # These are values that may come from another process: they say what a host listed, and decide nothing.
-# `core.unannounced` compares them with the fleet.
 
 
 class ObservedState(StrEnum):

@@ -1,4 +1,4 @@
-"""The result of a crash test as JUnit XML, which CI systems show: one test for each case."""
+"""The result of a crash test for CI systems: JUnit XML, one test for each case, and a badge."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from forewarn.crash_test.grading import Grade
 from forewarn.crash_test.result import CaseResult, CrashTestResult
 from forewarn.crash_test.text_report import explain_grade
 from forewarn.crash_test.verdict import CaseOutcome, Finding, Severity
-
-# A badge with the grade of a crash test, as an SVG that needs nothing from elsewhere.
 
 _COLOURS = {  # dark enough for white text: a contrast of at least 4.5
     Grade.A: "#1a7f37",

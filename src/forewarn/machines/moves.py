@@ -41,7 +41,7 @@
 # - after the release, before ACTIVATE: the VM runs on neither host; ACTIVATE is ordered again;
 # - after ACTIVATE: both ledgers say so, and only CLEAN_UP is left.
 #
-# Three facts are in no ledger, so the active node stores them (`cluster.move_settlements`). Two before it gives the
+# Three facts are in no ledger, so the active node stores them (`cluster.move_plan`). Two before it gives the
 # order that they are about: that a destination may activate without a release by the source, because that was fenced;
 # and that a source is taking a VM back from a destination that is down and does not know it. The third is where a VM
 # was found when a failed move was settled.
@@ -66,7 +66,7 @@
 #   RELEASE, the fleet then said that the VM was on its source although it had moved. RETURN fails unless the command
 #   has it.
 #
-# On one machine with several hosts, one process sees both sides, and `hypervisor.machines.move` decides by the same
+# On one machine with several hosts, one process sees both sides, and `machines.move` decides by the same
 # rules, in one journal. That decision and `cluster.move_plan` are pure functions, and each has an exhaustive test that
 # explores the orders of crashes, losses and silent hosts, and that finds protocols which are wrong on purpose.
 

@@ -2,9 +2,9 @@
 
 Publish each scope on `PublishedDocuments`, assign network attachments to VMs in `CallerDirectory`, start a
 `MetadataServer`. Polls are answered from memory; only a scope's first request, approvals and tokens go to the
-`MetadataBackend`. `workers` are processes that
-answer beside the owner. May import control and below; makes no decision about events. Holds, delays and
-timeouts are in real time (spec §12). Start reading at `server`, then `connection` and `responder`.
+`MetadataBackend`. `workers` are processes that answer beside the owner. May import control and below; makes no decision
+about events. Holds, delays and timeouts are in real time (spec §12). Start reading at `server`, then `connection` and
+`responder`.
 """
 
 from forewarn.metadata.identity import (

@@ -106,7 +106,7 @@ def _code_label(status: int) -> str:
 
 # Metric registries, one per process, their rendering as text, and the metrics of a worker.
 #
-# Kept apart from `service_metrics`, so that a worker loads neither `control` nor `web`.
+# Kept apart from `web.metrics`, so that a worker loads neither `control` nor `web`.
 
 
 def new_registry() -> CollectorRegistry:

@@ -1,6 +1,6 @@
 """Counts requests by category and status as plain numbers, and sums them over processes.
 
-A labelled Prometheus counter would cost more than a poll, so `request_metrics` reads these numbers when it is scraped.
+A labelled Prometheus counter would cost more than a poll, so `metrics` reads these numbers when it is scraped.
 This module must not import prometheus_client: every worker imports it at start.
 """
 

@@ -34,8 +34,6 @@ from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import GROUP_PREFIX, HandlerCall, StrictBody
 from forewarn.web.views import BaseView
 
-# Decides whom a one-time sign-in link signs in: the caller, or the administrator.
-
 _OWNER_ID = owner_principal("").id
 _CLIENT_ID_PREFIX = client_principal("")
 

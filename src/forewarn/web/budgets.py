@@ -9,8 +9,6 @@ from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.views import BaseView
 
-# The request body and the response structs of the API for budgets, and how these are built.
-
 _MAX_SHOWN_GROUPS = 1_000
 _MAX_NAMED_VMS = 20
 _MAX_NAMED_ROLLOUTS = 20

@@ -1,4 +1,7 @@
-"""The explain handler: resolves a name to a VM, host, scope, event or request, and explains it."""
+"""The explain handler: resolves a name to a VM, host, scope, event or request, and explains it.
+
+It collects what the caller may see; `forewarn.core.explain` words the explanations, and does not read the store.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,6 @@ from forewarn.web.requests import next_update_domains, read_request_status, requ
 
 T = TypeVar("T")
 
-
-# Collects the records that explain a VM, event, host, scope or request, as the caller may see them.
-#
-# `forewarn.core.explain` words the explanations; it does not read the store.
 
 _MAX_VM_EVENTS = 100  # the newest events of a VM
 _MAX_VM_ENTRIES = 1_000  # a VM's former scopes are searched in its newest history entries

@@ -27,9 +27,6 @@ from forewarn.web.views import BaseView, ReplayView
 log = logging.getLogger(__name__)
 
 
-# The response structs of the API for faults and storms of faults.
-
-
 class FaultView(BaseView, frozen=True, kw_only=True):
     """A fault, active or just ended: its kind, target, parameters, what is left and what it affected.
 
@@ -114,8 +111,6 @@ class ClearedFaultsView(BaseView, frozen=True, kw_only=True):
     cleared: tuple[FaultView, ...]  # as they were, oldest first
     storms: tuple[StormView, ...]  # as they were, oldest first
 
-
-# Builds views of faults, fault storms and replays.
 
 _RECENT_EVENTS = 1000  # a fault's events are searched among these
 

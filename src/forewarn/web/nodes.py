@@ -13,8 +13,6 @@ from forewarn.web.context import RequestContext
 from forewarn.web.dependencies import ControlNodeView
 from forewarn.web.request_parsing import HandlerCall
 
-# Views of the control nodes of a cluster, for the API, the command line and the portal.
-
 SILENT_AFTER_S = 10.0  # a node that has not described itself for longer is shown as silent
 
 

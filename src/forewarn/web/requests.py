@@ -1,4 +1,4 @@
-"""Request handlers: create, preview and show requests, start a VM's pending platform maintenance."""
+"""Request handlers: create, preview and show requests; views of requests and rollouts."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ from forewarn.core.windows import calendar_text
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall, StrictBody, reject_duplicates
 from forewarn.web.views import BaseView, EventView, ReceiptView, RequestStatusView, ViewBuilder, request_view
-
-# The response structs of the API for rollouts.
 
 
 class RolloutView(BaseView, frozen=True, kw_only=True):
@@ -86,9 +84,6 @@ class RolloutsView(BaseView, frozen=True, kw_only=True):
     """
 
     rollouts: tuple[RolloutView, ...]
-
-
-# Builds views of maintenance requests and rollouts: their events, progress, and what they wait for.
 
 
 def replaced_event_ids(events: list[Event]) -> tuple[str, ...]:

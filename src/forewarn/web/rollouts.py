@@ -1,4 +1,4 @@
-"""Rollout handlers: start, plan, preview, show, pause, resume and abort."""
+"""Rollout handlers: start, plan, preview, show, pause, resume, abort, and show and try health checks."""
 
 from __future__ import annotations
 
@@ -56,8 +56,6 @@ from forewarn.web.requests import (
     rollout_view,
 )
 from forewarn.web.views import BaseView, ViewBuilder
-
-# Health checks of rollouts in the API: request bodies, their measurements, and trying them out.
 
 MAX_SHOWN_MEASUREMENTS = 500  # the newest ones
 
@@ -231,8 +229,6 @@ def tried_check_view(check: HealthCheck, found: CheckResult) -> TriedCheckView:
     """Return the view of a health check that was tried once; `found` is what it found."""
     return TriedCheckView(name=check.name, demand=check.what, outcome=found.outcome, value=found.value, text=found.text)
 
-
-# Request bodies of rollouts: by fields or as a rollout file, and the rollout that they describe.
 
 _MAX_FILE_CHARACTERS = 200_000
 

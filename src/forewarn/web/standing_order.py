@@ -14,8 +14,6 @@ from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.views import BaseView
 
-# The request body and the response structs of the API for the standing order.
-
 _MAX_SHOWN_HOSTS = 1_000
 
 

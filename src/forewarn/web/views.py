@@ -1,4 +1,4 @@
-"""The response structs of the API, which the portal's pages show too.
+"""The response structs of the API, which the portal's pages show too, and `ViewBuilder`, which makes them.
 
 Times are in lab time, in JSON as ISO 8601 text; durations end in `_s`. Field names are JSON keys.
 """
@@ -392,10 +392,6 @@ class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: Timestamp | None  # None while it runs
     reason: str  # why it ended early, for people; "" otherwise
 
-
-# Builds views of events, VMs, hosts, scopes and the fleet from stored values.
-#
-# Use one ViewBuilder per request: it caches what it has read.
 
 _BATCH_SIZE = 500  # VMs or scopes between two chances for other tasks to run
 

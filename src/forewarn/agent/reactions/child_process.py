@@ -1,6 +1,6 @@
 """Runs a command for a step: in its own session, with the event as input, ended when its time is over.
 
-A command that outlives a killed agent is ended by the next agent before it judges any step (`run_mark`).
+A command that outlives a killed agent is ended by the next agent before it judges any step (`end_orphan_processes`).
 """
 
 from __future__ import annotations

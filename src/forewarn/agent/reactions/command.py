@@ -1,4 +1,4 @@
-"""Reaction `command`: runs the user's command with the event in its environment and on its stdin."""
+"""Reactions that run the user's commands, with the event in their environment: `command`, `checkpoint`."""
 
 from __future__ import annotations
 
@@ -71,8 +71,6 @@ COMMAND_REACTION = ReactionKind(
     make=CommandReaction,
 )
 
-
-# Reaction `checkpoint`: saves a checkpoint before an event and restores it, by two commands.
 
 CHECKPOINT_VARIABLE = "FOREWARN_CHECKPOINT"  # gives the commands the path of the checkpoint
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")  # a server may send any text as id

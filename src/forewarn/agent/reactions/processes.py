@@ -1,4 +1,4 @@
-"""Finds processes of this machine in /proc, and signals them without hitting a reused pid."""
+"""Finds processes in /proc, signals them without hitting a reused pid, and marks those of a command."""
 
 from __future__ import annotations
 

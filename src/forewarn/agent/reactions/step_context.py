@@ -1,4 +1,4 @@
-"""What reactions do with their step context: wait within its time, and keep notes for the undo.
+"""What reactions do with their step context: describe the event, wait, and keep notes for the undo.
 
 Undo notes are written to the step's folder before the reaction acts: notes returned at the end would be lost if the
 agent died.

@@ -70,9 +70,6 @@ def join_names(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-# The state of a VM in one word, computed from its power state and the live events of its scope.
-
-
 class VmState(StrEnum):
     """The state of a VM in one word: what maintenance does to it, else its power state; see `vm_state`."""
 

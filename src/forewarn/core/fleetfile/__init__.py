@@ -1,6 +1,6 @@
 """Reads a fleet file: from TOML text to hosts and VMs, or to a list of problems with line numbers.
 
-Start with `reader`. `tables` defines the format, `parser` reads it, `parents` and `expansion` make the VMs,
-`table_checks` and `fleet_checks` find problems. Depends on `core.fleet` and `core.placement`, never on the running
-fleet; opens no file.
+Start with `reader`, which also checks the fleet as a whole. `tables` defines the format, `parser` reads it, `expansion`
+checks single tables and makes the VMs. Depends on `core.fleet` and `core.placement`, never on the running fleet; opens
+no file.
 """

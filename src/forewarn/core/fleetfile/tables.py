@@ -97,7 +97,6 @@ def _text_meta(example: str) -> msgspec.Meta:
     return msgspec.Meta(description=description, examples=[f'"{example}"'])
 
 
-# `naming` has the rules for names.
 Name = Annotated[limits.Name, _field_meta("text in quotes, not longer than 800 characters", '"web-{n}"')]
 Text = Annotated[limits.NonEmptyText, _text_meta("prod")]
 Location = Annotated[limits.NonEmptyText, _text_meta("westeurope")]

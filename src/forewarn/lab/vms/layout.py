@@ -1,4 +1,4 @@
-"""The files of a lab with real VMs: fleet, settings, definitions and disks, in its data directory.
+"""A lab with real VMs: its files in the data directory, its guests and its network.
 
 settings.toml fleet.toml        what `forewarn up` is started with
 hosts/host-1/web-0.toml …       a definition per VM, on the host where it is

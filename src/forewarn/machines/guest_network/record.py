@@ -1,7 +1,7 @@
-"""The record of what `forewarn network apply` has changed, so that `remove` can restore it.
+"""Reads the host's network, and records what `forewarn network apply` changes, so that `remove` restores it.
 
-It is written before the first change and after the last one, in /run, which a reboot empties as it does the kernel's
-settings. A lock file beside it lets one command at a time change the network.
+The record is written before the first change and after the last one, in /run, which a reboot empties as it does the
+kernel's settings. A lock file beside it lets one command at a time change the network.
 """
 
 from __future__ import annotations

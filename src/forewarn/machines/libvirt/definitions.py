@@ -1,4 +1,4 @@
-"""Definitions of domains on their way between hosts, with the copies that outlive a host."""
+"""Definitions of domains on their way between hosts, their copies, and checks before a domain is changed."""
 
 from __future__ import annotations
 

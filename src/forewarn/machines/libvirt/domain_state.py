@@ -1,4 +1,4 @@
-"""Pure translation of libvirt's states and lifecycle events, by their numbers, into forewarn's own.
+"""Pure translation of what libvirt reports: domain XML, and states and lifecycle events by their numbers.
 
 The numbers are libvirt's stable interface (virDomainState, virDomainEventType and their reasons).
 """

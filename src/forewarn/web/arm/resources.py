@@ -1,6 +1,6 @@
-"""Reading VMs, scale sets and availability sets, in pages.
+"""Reading VMs, sets, resource groups, subscriptions, locations and tenants, in pages.
 
-Only VMs are stored. A set exists as long as it has a VM.
+Only VMs are stored. A set, a group or a subscription exists as long as it has a VM.
 """
 
 from __future__ import annotations
@@ -43,10 +43,6 @@ from forewarn.web.arm.routing import (
 )
 from forewarn.web.arm.targets import find_instance, find_vm, require_uniform
 from forewarn.web.context import RequestContext
-
-# Reading tenants, subscriptions, locations and resource groups, and the pages of every list.
-#
-# Only VMs are stored. A subscription or group exists as long as it has a VM.
 
 PAGE_SIZE = 100  # items in a page of a list
 _SKIP_TOKEN = "$skiptoken"

@@ -47,7 +47,7 @@ from forewarn.web.request_parsing import split_validation_error
 T = TypeVar("T", bound="_SettingsPart")
 
 
-# Parses the body of an update: profile, policy and tags; all other members must be unchanged. Pure.
+# Parses the body of an update: profile, policy and tags; all other members must be unchanged.
 #
 # Clients send whole resources back, so members equal to what a GET shows, or without content, are accepted.
 

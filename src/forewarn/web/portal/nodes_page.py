@@ -24,8 +24,6 @@ from forewarn.web.portal.states import state_label
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.views import BaseView, HistoryEntryView
 
-# Control nodes and host nodes of a cluster as the portal shows them, and a check for their changes.
-
 MAX_CLOCK_DIFFERENCE_S = 2.0  # with more, a control node does not take over
 _SILENT_S = 5.0  # a host node that was not heard for longer is silent
 _NOT_NOW_S = 3.0  # a control node that described itself longer ago is shown with the time since

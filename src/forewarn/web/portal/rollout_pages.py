@@ -38,8 +38,6 @@ from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.requests import RolloutView, read_rollouts, rollout_fields_from_snapshot
 from forewarn.web.views import BaseView
 
-# The health checks of a rollout on its page: what they demand, and what was measured last.
-
 _MAX_MEASUREMENTS = 500  # of all checks of a rollout that are read
 _MAX_RECENT = 10  # of one check that are shown
 
