@@ -10,6 +10,7 @@ _FORM = "2026-11-18T21:08:06Z"
 
 
 LabTime: TypeAlias = float  # POSIX seconds by the service's clock, which a lab can move
+LabSeconds: TypeAlias = float  # a duration by that clock
 
 if TYPE_CHECKING:
 

@@ -139,7 +139,7 @@ class ClusterControl:
         now = asyncio.get_running_loop().time()
         if now - self._silences_at >= _SILENCES_S:
             self._silences_at = now
-            ahead_s = self._control.clock.now() - now  # of lab time
+            ahead_s = self._control.clock.now() - now
             self._silences = {}
             for host in self._control.placement.hosts():
                 silence = self.streams.registry.silence_of(host_id(host.name), now)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
+from forewarn.base.times import LabSeconds
 from forewarn.cluster.bus import BusMessage
 from forewarn.cluster.messages import (
     ActOrder,
@@ -127,7 +128,7 @@ async def answer_listing(hypervisor: Hypervisor, host: str, message: BusMessage)
 
 
 _ANSWER_S = 1.5  # real time: an order that takes longer is answered as under way, and continues
-_RETRY_AFTER_S = 1.0  # lab time
+_RETRY_AFTER_S: LabSeconds = 1.0
 
 
 class TermMemory(Protocol):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from forewarn.base.times import RealTime
+from forewarn.base.times import LabSeconds, RealTime
 from forewarn.cluster.bus import Bus, NoAnswer, Subjects, request_repeatedly
 from forewarn.cluster.host_streams import host_id
 from forewarn.cluster.messages import (
@@ -44,7 +44,7 @@ from forewarn.machines.moves import MoveHandover, MoveRelease, MoveStep, StepRep
 log = logging.getLogger(__name__)
 _ORDER_S = 3.0  # real time: how long one order is repeated
 _REPEAT_S = 1.0
-_RETRY_AFTER_S = 1.0  # lab time
+_RETRY_AFTER_S: LabSeconds = 1.0
 _FENCE_INTERVAL_S = 30.0  # real time, between attempts to fence a host
 
 

@@ -50,7 +50,7 @@ def sample_event(event_id: str, **facts: Any) -> Event:
 
 
 def finished_event(event: Event, at: float) -> Event:
-    """Return a copy of the event that is over since `at` (lab time), with the ending FINISHED."""
+    """Return a copy of the event that is over since `at`, with the ending FINISHED."""
     return replace_fields(event, status=EventState.OVER, over_at=at, ending=Ending.FINISHED)
 
 

@@ -67,7 +67,7 @@ from functools import partial
 
 from forewarn.base.clock import Clock
 from forewarn.base.duration import exact_duration_text
-from forewarn.base.times import LabTime
+from forewarn.base.times import LabSeconds, LabTime
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.errors import Unavailable
@@ -81,7 +81,7 @@ log = logging.getLogger(__name__)
 # So a host that hangs does not delay acts on other hosts. An act counts on the host that its VM is on and on the
 # host it moves to, because a call may hang on either.
 
-QueuedAct = tuple[float, int, str]  # when the act is due in lab time, its order, its id
+QueuedAct = tuple[LabTime, int, str]  # when the act is due, its order, its id
 _SlotKey = tuple[Verb, str, str]  # verb, host, ""; or of a move: verb, source, destination
 
 
@@ -244,7 +244,7 @@ class FailedAttempt:
     act: Act
     at: LabTime
     reason: str  # for people
-    retry_in_s: float  # seconds of lab time from `at`
+    retry_in_s: LabSeconds  # from `at`
 
 
 @dataclass(slots=True, kw_only=True)

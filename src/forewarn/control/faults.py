@@ -130,7 +130,7 @@ class FaultService:
             return bool(expired)
 
     def next_due_at(self) -> float | None:
-        """Return when the next event fault expires in lab time, perhaps past; None if none has a time limit."""
+        """Return when the next event fault expires, perhaps past; None if none has a time limit."""
         ends = (fault.until for fault in self.active.faults if fault.category is FaultCategory.EVENTS)
         return min((at for at in ends if at is not None), default=None)
 
@@ -255,7 +255,7 @@ def _hits_text(fault: Fault) -> str:
     return f"it affected {fault.applied} {unit}{'' if fault.applied == 1 else 's'}"
 
 
-# Use cases for fault storms: start and clear them, and set each fault when it is due in lab time.
+# Use cases for fault storms: start and clear them, and set each fault when it is due.
 #
 # A storm is a random schedule of faults that follows from its seed. It is saved, so it continues after a restart.
 
@@ -272,7 +272,7 @@ class FaultStormService:
         self._faults = faults
 
     async def start(self, seed: int, vms: Sequence[Vm], *, for_s: float, who: str) -> FaultStorm:
-        """Schedule a storm of `for_s` seconds of lab time on these VMs, durably, and return it."""
+        """Schedule a storm of `for_s` seconds on these VMs, durably, and return it."""
         if not 0 < for_s <= _MAX_DURATION_S:
             raise Rejected(
                 f"a storm cannot last {for_s:g} s: give more than 0 s, up to {duration_text(_MAX_DURATION_S)}"
@@ -311,7 +311,7 @@ class FaultStormService:
         return did
 
     def next_due_at(self) -> float | None:
-        """Return when the next fault of any storm is due in lab time, perhaps past; None without storms."""
+        """Return when the next fault of any storm is due, perhaps past; None without storms."""
         moments = (storm.next_at for storm in self._registry.active.storms)
         return min((at for at in moments if at is not None), default=None)
 

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from forewarn.base.clock import Clock
-from forewarn.base.times import LabTime
+from forewarn.base.times import LabSeconds, LabTime
 from forewarn.base.wording import first_names
 from forewarn.control.health_probes import HealthProber
 from forewarn.control.rollout_requests import rollout_vms
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 # The service's own figures about the VMs of a rollout, which a health check may demand (spec §13.4).
 
-RETURN_LIMIT_S = 300.0  # lab time within which a VM polls again after its maintenance, or counts as not back
+RETURN_LIMIT_S: LabSeconds = 300.0  # within which a VM polls again after its maintenance, or counts as not back
 _MAX_NAMES = 3
 
 PaceLookup = Callable[[str], PollingPace | None]  # by VM key; None for a VM that never polled

@@ -51,7 +51,7 @@ class LabClockService:
         return self._clock.now(), 1.0, False
 
     async def advance(self, by_s: float, *, who: str = "", without_polls: bool = False) -> ClockAdvance:
-        """Advance the clock by `by_s` seconds of lab time, stopping at every due time on the way.
+        """Advance the clock by `by_s` seconds, stopping at every due time on the way.
 
         Everything due by then is done on return, acts included, except for those that the hypervisor has not answered
         for ten seconds. VMs that polled within the last 330 seconds count as polling throughout (spec §12); with

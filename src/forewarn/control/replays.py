@@ -150,7 +150,7 @@ class ReplayService:
         return did
 
     def next_due_at(self) -> float | None:
-        """Return when the next step of any replay is due in lab time, perhaps past; None if none is running."""
+        """Return when the next step of any replay is due, perhaps past; None if none is running."""
         return min((at for tracked in self._running() if (at := tracked.next_step_at()) is not None), default=None)
 
     def current_answer(self, scope: Scope) -> ReplayedAnswer | None:

@@ -82,7 +82,7 @@ class RolloutCalendars:
         return due
 
     def windows_at(self, at: float) -> TargetWindows | None:
-        """Return a lookup of when events whose notice ends at `at` (lab time) may start, or None."""
+        """Return a lookup of when events whose notice ends at `at` may start, or None."""
         hosts = self._configurations.hosts
         return TargetWindows(hosts, at) if hosts else None
 

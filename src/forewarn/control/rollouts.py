@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
+from forewarn.base.times import LabSeconds
 from forewarn.control.budgets import BudgetService
 from forewarn.control.health_checks import HealthCheckService
 from forewarn.control.health_probes import HealthProber
@@ -291,7 +292,7 @@ class SharedWorkIndex:
 
 
 _END_STATES = {RolloutState.STOPPED, RolloutState.ABORTED, RolloutState.COMPLETED}
-_MAX_UNUSED_S = 10.0  # lab time for which the next wave may wait while acts are due
+_MAX_UNUSED_S: LabSeconds = 10.0  # for which the next wave may wait while acts are due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,7 +431,7 @@ class RolloutService:
         A running one publishes the next events of its wave, or waits until the wave has settled, or stops after too
         many failures or without a maintenance window left, or completes; a paused one may still stop or complete; one
         that a check has paused withdraws its scheduled events; so does one that has ended, which is closed once no
-        event is live. While `acts_are_due`, a rollout whose events ended waits for up to ten seconds of lab time, so
+        event is live. While `acts_are_due`, a rollout whose events ended waits for up to ten seconds, so
         that it is checked once for many events that end together.
         """
         did = False

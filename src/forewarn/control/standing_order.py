@@ -60,7 +60,7 @@ class StandingOrderService:
         self._visit_ids = _visit_ids(self.order)
         self._must_look = True  # a visit may have changed or ended, or a host was added or removed
         self._check_at: LabTime | None = None  # when visits under way are looked at in any case
-        self._held_until = 0.0  # lab time at which a hold was lifted that the stored order does not know yet
+        self._held_until = 0.0  # when a hold was lifted that the stored order does not know yet
 
     def warning(self) -> str:
         """Return for people, with numbers, why the order cannot visit all hosts in time; "" if it can."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forewarn.base.times import LabSeconds
 from forewarn.protocol.document import EventSource, Kind
 
 
@@ -44,7 +45,7 @@ class VerbRules:
     """The rules of one verb: what it does to the VM, and the words for it."""
 
     effect: VmEffect
-    usual_duration_s: float  # of an act that does not say how long it takes, in lab time
+    usual_duration_s: LabSeconds  # of an act that does not say how long it takes
     moves: bool = False  # brings the VM to another host
     leaves_host: bool = False  # the VM is on no host afterwards
     needs_host: bool = True  # False: it can be performed on a deallocated VM, which is on no host

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from forewarn.base.duration import duration_text
-from forewarn.base.times import LabTime
+from forewarn.base.times import LabSeconds, LabTime
 from forewarn.errors import Rejected, Remedy
 
 T = TypeVar("T")
@@ -273,7 +273,7 @@ def fault_duration_s(kind: FaultKind, count: int | None, for_s: float | None) ->
 class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One fault of a storm: what is set, on which VM, and how long after the storm's beginning."""
 
-    after_s: float  # seconds of lab time from the storm's beginning until it is set
+    after_s: LabSeconds  # from the storm's beginning until it is set
     kind: FaultKind
     vm: str  # the key of the VM
     count: int | None = None  # of requests or events; None: it happens at once
@@ -288,7 +288,7 @@ class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int  # the number that its schedule follows from
     set_by: str  # the name of who set it
     set_at: LabTime  # when it began
-    duration_s: float  # how long new faults begin, in seconds of lab time
+    duration_s: LabSeconds  # how long new faults begin
     faults: tuple[StormFault, ...]  # its faults, in order
     gone: int = 0  # how many of them were set already, or skipped, as when the VM was removed
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from forewarn.base.duration import duration_text
-from forewarn.base.times import LabTime
+from forewarn.base.times import LabSeconds, LabTime
 
 MAX_MEASUREMENTS = 5000  # of one rollout; the store deletes older ones
 MAX_CHECKS = 20  # of one rollout
@@ -79,7 +79,7 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     command: tuple[str, ...] = ()  # program and arguments, run without a shell, with only PATH and FOREWARN_CHECK set
     exit_status: int = 0  # the command must end with it; 75 is unclear, others are bad, a signal is an error
     figure: OwnFigure | None = None  # the figure of this service to read; None: the check is of another kind
-    interval_s: float = 60  # lab time from one measurement to the next: 1 s (a figure 10 s) to 24 h
+    interval_s: LabSeconds = 60  # from one measurement to the next: 1 s (a figure 10 s) to 24 h
     timeout_s: float = 10  # up to 300 real seconds for a command, or until a response begins, and as many for its body
     bad_limit: int = 1  # bad ones in all during a wave, from which on the rollout pauses
     unclear_limit: int = 1  # unclear ones in a row (leaving out errors), from which on it publishes nothing
@@ -87,7 +87,7 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
     @property
     def stale_after_s(self) -> float:
-        """The age in seconds of lab time above which the check's latest measurement is too old to count."""
+        """The age in seconds above which the check's latest measurement is too old to count."""
         return 2 * self.interval_s + self.timeout_s
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from forewarn.base.times import LabTime
+from forewarn.base.times import LabSeconds, LabTime
 from forewarn.core.cause import Cause
 from forewarn.core.health import HealthCheck
 from forewarn.core.replay import Replay
@@ -130,7 +130,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     max_failures: int = 1  # it stops after this many failed VMs; 0: never
     calendar: MaintenanceCalendar | None = None  # when its events may start without an approval; None: at any time
     waves: tuple[WaveSpec, ...] = ()  # the last is the rest; (): one wave with all VMs
-    settle_s: float = 0  # lab time that must pass after the last event of each wave, at most 30 days
+    settle_s: LabSeconds = 0  # that must pass after the last event of each wave, at most 30 days
     checks: tuple[HealthCheck, ...] = ()  # its health checks, at most 20; (): none
     hold_if_unclear: bool = False  # its events start without an approval only while all its checks are clear
     progress: RolloutState = RolloutState.RUNNING
@@ -227,7 +227,7 @@ class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     cause: Cause
     requested_by: str  # the name of who asked
     vms: tuple[str, ...]  # names; at least one
-    notice_s: float  # seconds of lab time from its publication to its NotBefore, which a window may make later
+    notice_s: LabSeconds  # from its publication to its NotBefore, which a window may make later
     update_domain: int = 0  # the update domain of its VMs when it was planned
     host: str = ""  # the name of the host that the work is about; "": none
     gate_id: str = ""  # of the gate that it will wait for; "": none

@@ -217,7 +217,7 @@ def _planned_events(
 
 
 def has_window_left(rollout: Rollout, at: float) -> bool:
-    """Return whether an event whose notice ends at `at` (lab time) could ever start without an approval."""
+    """Return whether an event whose notice ends at `at` could ever start without an approval."""
     return rollout.calendar is None or next_start(rollout.calendar, at) is not None
 
 

@@ -138,7 +138,7 @@ def due_at(order: StandingOrder, host: str) -> float:
 
 
 def retry_after_s(order: StandingOrder) -> float:
-    """Return how many seconds of lab time must pass after a failed visit before the host is visited again."""
+    """Return how many seconds must pass after a failed visit before the host is visited again."""
     # It is also how long a visit without a live event may publish nothing before it is given up.
     return min(_MAX_RETRY_S, order.within_s / 10)
 

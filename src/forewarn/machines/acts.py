@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 import msgspec
 
 from forewarn.base.clock import Clock, SystemClock
+from forewarn.base.times import LabSeconds
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.core.unannounced import HostObservation
@@ -40,7 +41,7 @@ from forewarn.machines.steps import (
 )
 
 log = logging.getLogger(__name__)
-_RETRY_AFTER_S = 1.0  # lab time
+_RETRY_AFTER_S: LabSeconds = 1.0
 _GIVEN_UP_AFTER_S = 3600.0  # real time; by then an act that was given up has no effect any more
 
 

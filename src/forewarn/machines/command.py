@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from forewarn.base.duration import exact_duration_text
+from forewarn.base.times import LabSeconds
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Rejected, Unavailable
@@ -31,7 +32,7 @@ from forewarn.machines.moves import MoveHandover, MoveRelease, MoveStep, StepRep
 
 log = logging.getLogger(__name__)
 PERFORM_WAIT_S = 1.0  # real time: how long one `perform` waits for its command
-_RETRY_AFTER_S = 1.0  # lab time
+_RETRY_AFTER_S: LabSeconds = 1.0
 _COMMAND_STEPS = (MoveStep.PREPARE, MoveStep.RELEASE, MoveStep.ACTIVATE, MoveStep.UNDO, MoveStep.RETURN)
 ANY_VERB = "*"  # the command for verbs that have none of their own
 _CHECK_DONE, _CHECK_NOT_DONE = 0, 1  # exit codes of a check; any other: the check does not know

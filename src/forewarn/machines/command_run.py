@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from forewarn.base.times import LabTime
+from forewarn.base.times import LabSeconds, LabTime
 from forewarn.machines.interface import process_start_time, wait_for_process_exit
 from forewarn.machines.journal import SqliteJournal
 
@@ -32,7 +32,7 @@ _DEFAULT_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
 )  # commands get the default action of these
-_RETENTION_S = 30 * 24 * 3600.0  # lab time; by then the outcome has long been in the history
+_RETENTION_S: LabSeconds = 30 * 24 * 3600.0  # by then the outcome has long been in the history
 _SCHEMA = (
     "CREATE TABLE attempt (act_id TEXT PRIMARY KEY, begun_at REAL NOT NULL, pid INTEGER NOT NULL,"
     " started TEXT NOT NULL, ok INTEGER, note TEXT NOT NULL) WITHOUT ROWID",

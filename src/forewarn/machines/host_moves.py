@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from forewarn.base.clock import Clock
+from forewarn.base.times import LabSeconds
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Rejected, Unavailable, full_message
@@ -39,7 +40,7 @@ from forewarn.machines.steps import (
 if TYPE_CHECKING:
     from forewarn.machines.acts import MachinePolicy
 
-_RETRY_AFTER_S = 1.0  # lab time
+_RETRY_AFTER_S: LabSeconds = 1.0
 _FIRST_STEPS = {
     MoveStep.PREPARE: Step.PREPARE,
     MoveStep.RELEASE: Step.PREPARE,  # of the decisions about a move; the destination is prepared already

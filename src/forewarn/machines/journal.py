@@ -16,13 +16,14 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec.structs import asdict
 
+from forewarn.base.times import LabSeconds
 from forewarn.core.cause import Verb
 from forewarn.errors import Rejected, Unavailable
 from forewarn.machines.interface import ActNotTried
 from forewarn.machines.steps import Enter, MachineActRecord, Step, StepEntry
 
 IN_MEMORY = ":memory:"
-_RETENTION_S = 30 * 24 * 3600.0  # lab time; by then the outcome has long been in the history
+_RETENTION_S: LabSeconds = 30 * 24 * 3600.0  # by then the outcome has long been in the history
 _SCHEMA = (
     "CREATE TABLE act (act_id TEXT PRIMARY KEY, verb TEXT NOT NULL, vm TEXT NOT NULL, name TEXT NOT NULL,"
     " source TEXT NOT NULL, destination TEXT NOT NULL, is_abrupt INTEGER NOT NULL, is_stopped INTEGER NOT NULL,"

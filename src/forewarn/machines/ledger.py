@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from forewarn.base.times import LabTime
+from forewarn.base.times import LabSeconds, LabTime
 from forewarn.core.cause import Verb
 from forewarn.machines.interface import ActDone, ActNotTried
 from forewarn.machines.journal import IN_MEMORY, SqliteJournal
@@ -32,7 +32,7 @@ _EFFECT_COLUMNS = "act_id, vm, verb, event_id, begun_at, ends_at, ended, from_ho
 _SELECT_EFFECTS = f"SELECT {_EFFECT_COLUMNS}, coalesce(performs, 0) FROM effect LEFT JOIN act USING (act_id)"
 
 _MAX_EFFECTS = 100_000  # more are kept only while they are young; likewise outcomes without an effect
-_MIN_AGE_S = 24 * 3600.0  # lab time
+_MIN_AGE_S: LabSeconds = 24 * 3600.0
 _PRUNE_INTERVAL = 1000  # effects, or outcomes without one
 
 T = TypeVar("T")

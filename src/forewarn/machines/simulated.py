@@ -80,7 +80,7 @@ class SimulatedBehaviour(msgspec.Struct, frozen=True):
         return next((rule for rule in self.rules if isinstance(rule, kind) and rule.matches(act)), None)
 
     def duration_s(self, act: Act, usual_s: float) -> float:
-        """Return how long this act takes by the rules, in seconds of lab time."""
+        """Return how long this act takes by the rules."""
         duration_rule, slow_rule = self.first_match(DurationRule, act), self.first_match(SlowRule, act)
         return (duration_rule.seconds if duration_rule else usual_s) * (slow_rule.factor if slow_rule else 1.0)
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from forewarn.base.duration import exact_duration_text
-from forewarn.base.times import LabTime
+from forewarn.base.times import LabSeconds, LabTime
 from forewarn.core.cause import Verb
 from forewarn.machines.driver import MachineState, MigrationProgress
 
@@ -67,7 +67,7 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_abrupt: bool = False  # the source has failed: the guest is not asked, and the source is fenced
     is_stopped: bool = False  # the VM was stopped by its user, and stays off unless the act starts it
     keeps_disks: bool = True  # False: its disks are deleted when the VM is removed
-    hold_s: float = 0.0  # how long a freeze lasts, in lab time
+    hold_s: LabSeconds = 0.0  # how long a freeze lasts
     steps: tuple[StepEntry, ...] = ()  # oldest first; a step may occur again
     release: Release | None = None  # None: the VM may run on the source
     failure: str = ""  # for people: why it is given up, unless a move completes all the same; "": it is not

@@ -133,7 +133,7 @@ class GuestObservations:
     def record_poll(
         self, view: GuestView, version: str, at: float, *, count: int = 1, user_agent: str = "", wait_s: int = 0
     ) -> None:
-        """Record `count` polls or approvals of the view's VM, the last at `at` (lab time) in this api-version."""
+        """Record `count` polls or approvals of the view's VM, the last at `at` in this api-version."""
         vm, vm_id, scope_id = view.vm, view.facts.vm_id, view.scope_id
         activity = self._activity.get(vm) or self._activity_of(vm)
         # Another VM under the same name: its counts begin at zero.
@@ -157,7 +157,7 @@ class GuestObservations:
         )
 
     def record_delivery(self, view: GuestView, version: str, at: float) -> None:
-        """Record that the view's VM was sent its document in this api-version, at `at` (lab time)."""
+        """Record that the view's VM was sent its document in this api-version, at `at`."""
         activity = self._activity_of(view.vm)
         delivered = (view.scope_id, view.epoch, view.document.incarnation, version)
         # The usual case: nothing in the document is new to this VM.

@@ -58,6 +58,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from forewarn.base.times import LabTime
 from forewarn.metadata.interface import GuestView
 from forewarn.metadata.observations import BATCH_SIZE, GuestObservations
 from forewarn.metadata.request_counters import RequestCategory
@@ -104,7 +105,7 @@ class _VmResponseCache:
         self.view = view
         self.responses: dict[tuple[bool, bool], CachedResponses] = {}  # by Caller.is_loopback and from_loopback
         self.last_hit: CachedResponse | None = None  # since the last flush
-        self.last_hit_at = 0.0  # lab time
+        self.last_hit_at: LabTime = 0.0
 
 
 class ResponseCache:
@@ -140,7 +141,7 @@ class ResponseCache:
         return None if vm_cache is None else vm_cache.responses.get((is_loopback, from_loopback))
 
     def serve_hit(self, entry: CachedResponse) -> bytes:
-        """Count a hit of the entry and return the bytes to send, with the current Date in lab time."""
+        """Count a hit of the entry and return the bytes to send, with the current Date."""
         now = self._now()
         date = self._date
         if not date.valid_from <= now < date.valid_until:

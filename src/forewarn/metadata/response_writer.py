@@ -120,7 +120,7 @@ class ResponseWriter:
         return self._prepare_cached(response, keep_alive, is_http10)
 
     def date_header_at(self, now: float) -> DateHeader:
-        """Return the Date header for `now` (lab time); the same object for all times within one second."""
+        """Return the Date header for `now`; the same object for all times within one second."""
         if not self._date.valid_from <= now < self._date.valid_until:
             self._date = DateHeader(now)
         return self._date

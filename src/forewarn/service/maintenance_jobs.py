@@ -97,7 +97,7 @@ async def save_clock(lab_clock: LabClockService) -> None:
 
 
 async def prune_history_forever(store: Store, clock: Clock, *, days: float, every_s: float = 3600.0) -> None:
-    """Delete from the store what ended or was removed more than `days` ago (lab time), until cancelled."""
+    """Delete from the store what ended or was removed more than `days` ago, until cancelled."""
     while days:
         try:
             await store.prune(clock.now() - days * _DAY_S)

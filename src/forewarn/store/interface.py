@@ -207,10 +207,10 @@ class Store(Protocol):
         """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first."""
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
-        """Return up to `limit` gates whose `wakes_at` is `now` (lab time) or earlier, the earliest first."""
+        """Return up to `limit` gates whose `wakes_at` is `now` or earlier, the earliest first."""
 
     def next_wake_at(self) -> float | None:
-        """Return the earliest `wakes_at`, in lab time, of all scopes and gates, perhaps past; None if none."""
+        """Return the earliest `wakes_at` of all scopes and gates, perhaps past; None if none."""
 
     def history(
         self,

@@ -37,7 +37,7 @@ _OLD_DELIVERY_EVENTS = f"""
     ) LIMIT :limit"""
 _LISTS_VM = "listed.value = json_extract(CAST(vms.body AS TEXT), '$.name')"
 
-# Parameters: `before` (lab time) and `limit`, or the key `row_id` of a row that is deleted.
+# Parameters: `before` and `limit`, or the key `row_id` of a row that is deleted.
 PRUNE_HISTORY = "DELETE FROM history WHERE seq IN (SELECT seq FROM history WHERE at < :before LIMIT :limit)"
 PRUNE_DELIVERIES = f"""
     DELETE FROM deliveries WHERE (event, vm, status) IN

@@ -97,7 +97,7 @@ class EventMetrics:
         return list(self._events.values())
 
     def refresh(self, now: float) -> None:
-        """Set the gauges to the state at `now`, in lab time; only events that documents list count."""
+        """Set the gauges to the state at `now`; only events that documents list count."""
         counts = Counts((event.rules.kind, event.status) for event in self._events.values() if event.listed)
         for kind, status in product(Kind, LIVE_STATUSES):
             self._live_gauge.labels(kind.value, status.value).set(counts[kind, status])

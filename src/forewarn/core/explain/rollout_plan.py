@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.base.duration import duration_text
-from forewarn.base.times import LabTime, Timestamp, timestamp
+from forewarn.base.times import LabSeconds, LabTime, Timestamp, timestamp
 from forewarn.base.wording import first_names
 from forewarn.core.budgets import BudgetGroup, BudgetLedger
 from forewarn.core.event import Event
@@ -32,7 +32,7 @@ MAX_PLANNED_NAMES = 1000  # VM names of one wave that a plan lists
 
 
 class WaveTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """When a wave of a rollout begins, ends and has settled, in POSIX seconds of lab time."""
+    """When a wave of a rollout begins, ends and has settled."""
 
     begins_at: Timestamp  # its first event is published
     starts_at: Timestamp | None  # its first event starts; None: none does
@@ -81,8 +81,8 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     now: Timestamp  # of the plan
     target: str  # what it covers, for people
     impact: str  # update, migrate or reboot
-    notice_s: float  # the notice of its events, in seconds of lab time
-    settle_s: float  # seconds of lab time that must pass after each wave
+    notice_s: LabSeconds  # the notice of its events
+    settle_s: LabSeconds  # that must pass after each wave
     windows: str  # when its events may start without an approval, for people; "": at any time
     vms: int  # how many VMs it covers
     waves: tuple[PlannedWave, ...]  # in order, also empty ones

@@ -19,6 +19,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
+from forewarn.base.times import LabSeconds
 from forewarn.core.cause import VmEffect
 from forewarn.core.event import Act
 from forewarn.errors import Refused, Unavailable
@@ -212,7 +213,7 @@ class SupervisorRegistry:
 
 
 ANSWER_TIMEOUT_S = 15.0  # real time: how long one `perform` waits for a supervisor's answer
-_MIN_RETRY_AFTER_S = 0.05  # lab time
+_MIN_RETRY_AFTER_S: LabSeconds = 0.05
 
 
 class FallbackHypervisor(Hypervisor, Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import urlencode
 
 from forewarn.base.duration import duration_text
-from forewarn.base.times import Timestamp, timestamp
+from forewarn.base.times import LabSeconds, Timestamp, timestamp
 from forewarn.base.wording import first_names
 from forewarn.core.access import Right
 from forewarn.core.cause import verb_noun
@@ -28,7 +28,7 @@ from forewarn.web.portal.event_index import RECENT_S, FailedAct
 from forewarn.web.portal.status_card import may_approve_event
 from forewarn.web.views import BaseView
 
-APPROVAL_LEAD_S = 300.0  # lab time before its NotBefore in which an event without an approval needs attention
+APPROVAL_LEAD_S: LabSeconds = 300.0  # before its NotBefore in which an event without an approval needs attention
 _MAX_ROLLOUTS = 5  # stopped ones, the last
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from forewarn.base.times import LabTime, Timestamp, timestamp
+from forewarn.base.times import LabSeconds, LabTime, Timestamp, timestamp
 from forewarn.control.rollouts import RolloutService
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.commit import Commit
@@ -154,7 +154,7 @@ def _closed_before(request: MaintenanceRequest, at: float) -> bool:
     return rollout is not None and rollout.closed and (rollout.closed_at is None or rollout.closed_at < at)
 
 
-STALL_S = 300.0  # of lab time without any progress that was due, after which a rollout counts as stalled
+STALL_S: LabSeconds = 300.0  # without any progress that was due, after which a rollout counts as stalled
 _UNKNOWN_ACT_S = 60.0  # assumed for acts whose duration no document shows, until one of the rollout has ended
 _MAX_REQUESTS_READ = 500  # the newest ones, to find rollouts that stopped
 _MAX_STOPPED = 20
@@ -181,7 +181,7 @@ class RolloutTracker:
         self._counted: dict[VmInScope, str] = {}  # VM → tally field that counts it now, or _NO_EVENT
         self._counts: Counter[str] = Counter()  # of VMs by tally field, or _NO_EVENT
         self._last_not_before = 0.0  # of all its events
-        self._changed_at = request.requested_at  # lab time of the last change of one of its events
+        self._changed_at = request.requested_at  # the time of the last change of one of its events
         self._ended: set[str] = set()  # ids of events that started and are over
         self._act_s = 0.0  # of these: the sum of the times from start to end
 
@@ -204,7 +204,7 @@ class RolloutTracker:
         return {name: self._counts[name] for name in RolloutTally.__struct_fields__ if name not in ("total", "waiting")}
 
     def stalled_s(self, now: float) -> float | None:
-        """Return the seconds of lab time for which a stalled rollout made no progress; None if not stalled."""
+        """Return the seconds for which a stalled rollout made no progress; None if not stalled."""
         if self.rollout.progress is not RolloutState.RUNNING or self._awaited:
             return None
         due_at = max(self._changed_at, self._last_not_before if self._counts["scheduled"] else 0.0)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from forewarn.base.times import Timestamp, timestamp
+from forewarn.base.times import LabSeconds, Timestamp, timestamp
 from forewarn.base.wording import first_names, scope_name_from_id
 from forewarn.control.rollouts import RolloutSnapshot
 from forewarn.core.event import Ending, Event, EventState
@@ -77,7 +77,7 @@ def rollout_check_rows(context: RequestContext, request: MaintenanceRequest) -> 
 
 # Parts of a progress bar, in order; also members of RolloutTally and CSV columns.
 PROGRESS_PARTS = ("done", "failed", "withdrawn", "not_needed", "started", "scheduled", "waiting")
-_SAME_BATCH_S = 5.0  # lab time between two publications of one batch, at most
+_SAME_BATCH_S: LabSeconds = 5.0  # between two publications of one batch, at most
 _MAX_SCOPES = 60
 _MAX_ROLLOUTS = 200
 _BATCHES_PER_PAGE = 20
