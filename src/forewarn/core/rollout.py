@@ -175,7 +175,7 @@ def _publishable_groups(rollout: Rollout, group: list[Vm]) -> list[list[Vm]]:
 
 
 def needs_gate(rollout: Rollout) -> bool:
-    """Return whether all VMs of a host start together."""
+    """Return whether all VMs of a host are in one wave and start together: it is not about one scope."""
     return CAUSE_RULES[rollout.cause].whole_host and not rollout.scope_id
 
 

@@ -20,11 +20,10 @@ from msgspec.structs import replace
 from forewarn.base.duration import format_duration
 from forewarn.base.times import LabTime
 from forewarn.base.wording import first_names, scope_name_from_id
-from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.request import BegunWave, PlannedEvent, Rollout, RolloutState, WaveSpec
-from forewarn.core.rollout import InvalidRollout, handled_vms, hosts_in_order, remaining_vms
+from forewarn.core.rollout import InvalidRollout, handled_vms, hosts_in_order, needs_gate, remaining_vms
 
 REST_WAVE = WaveSpec(name="rest")
 MAX_WAVES = 100
@@ -165,20 +164,15 @@ def _current_members(
         # The size is that of the wave at its beginning: VMs that come later do not make it larger.
         handled = len(handled_vms(rollout, events, planned)) - rollout.wave_base
         members = _first_units(rollout, vms, remaining, rollout.wave_size - handled)
-    if _works_on_hosts(rollout):
+    if needs_gate(rollout):
         # A VM that has arrived on a host under maintenance starts together with the others there (spec §6.4).
         hosts = {event.host for event in events if event.is_live} | {item.host for item in planned}
         members = _on_hosts(remaining, hosts | {vm.host for vm in members})
     return members
 
 
-def _works_on_hosts(rollout: Rollout) -> bool:
-    """Whether all VMs of a host are in one wave: an update or a reboot that is not about one scope."""
-    return CAUSE_RULES[rollout.cause].whole_host and not rollout.scope_id
-
-
 def _tagged(rollout: Rollout, tag: str, vms: Sequence[Vm], remaining: Sequence[Vm]) -> list[Vm]:
-    if _works_on_hosts(rollout):
+    if needs_gate(rollout):
         return _on_hosts(remaining, {vm.host for vm in vms if has_tag(vm, tag)})
     return [vm for vm in remaining if has_tag(vm, tag)]
 
@@ -191,7 +185,7 @@ def _first_units(rollout: Rollout, vms: Sequence[Vm], remaining: Sequence[Vm], c
     """Return the first `count` remaining VMs by update domain and name; of whole hosts, at least as many."""
     if count <= 0:
         return []
-    if not _works_on_hosts(rollout):
+    if not needs_gate(rollout):
         return sorted(remaining, key=_wave_order)[:count]
     by_host = dict(hosts_in_order(remaining))
     members: list[Vm] = []

@@ -100,7 +100,7 @@ def status(
     service gets the request and acts on it, although the handler reads this status. `concerns` says for which requests.
     """
     if body is None:
-        body = json.dumps({"error": _phrase(code)}).encode("ascii")
+        body = json.dumps({"error": _reason_phrase(code)}).encode("ascii")
     headers = () if retry_after is None else (("Retry-After", str(retry_after)),)
     response = HttpResponse(status=code, headers=(JSON_CONTENT_TYPE, *headers), body=body)
     name = f"status {code}" if retry_after is None else f"status {code} with Retry-After: {retry_after}"
@@ -391,10 +391,6 @@ def refuses_connections() -> SpoiledAnswer:
 
 
 # How these are made
-
-
-def _phrase(code: int) -> str:
-    return HTTPStatus(code).phrase if code in set(HTTPStatus) else "Error"
 
 
 def _whole_answer(name: str, response: HttpResponse, concerns: Concerns) -> SpoiledAnswer:

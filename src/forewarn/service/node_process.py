@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from forewarn import __version__
-from forewarn.base.http_server import HttpServer, bind_metrics_sockets, metrics_pages
+from forewarn.base.http_server import HttpServer, metrics_pages
 from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.host_node import HostNode, HostNodeConfig, RulesChanged
 from forewarn.cluster.messages import NodeInfo
@@ -31,8 +31,8 @@ from forewarn.metadata.socket_passing import SOCKETS_FILE
 from forewarn.metadata.workers.frontend import FrontendConfig
 from forewarn.metadata.workers.worker import event_loop_factory
 from forewarn.service.data_directory import DataDirectory
-from forewarn.service.settings import Settings, SocketOwner, parse_metrics_address
-from forewarn.service.wiring import open_hypervisor
+from forewarn.service.settings import Settings, SocketOwner
+from forewarn.service.wiring import bind_metrics, open_hypervisor
 
 log = logging.getLogger(__name__)
 NODE_STATE_FILE = "node.json"
@@ -82,7 +82,7 @@ class _NodeProcess:
         if isinstance(hypervisor, MachineHypervisor):
             watching = asyncio.create_task(hypervisor.watch_capacity())
             stack.push_async_callback(_end, watching)
-        metrics_sockets = _bind_metrics(stack, settings)
+        metrics_sockets = bind_metrics(stack, settings)
         subjects = Subjects(settings.bus_prefix)
         bus = await NatsBus.connect(
             settings.nats,
@@ -157,15 +157,6 @@ class _NodeProcess:
 async def _end(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def _bind_metrics(stack: AsyncExitStack, settings: Settings) -> tuple[socket.socket, ...]:
-    if not settings.metrics:
-        return ()
-    sockets = bind_metrics_sockets(*parse_metrics_address(settings.metrics), workers=settings.workers)
-    for sock in sockets:
-        stack.callback(sock.close)
-    return sockets
 
 
 def _node_config(settings: Settings, state: NodeState, subjects: Subjects) -> HostNodeConfig:

@@ -42,7 +42,7 @@ from forewarn.errors import NotFound, Refused, Remedy
 from forewarn.web.context import RequestContext
 from forewarn.web.faults import fault_remaining_s, refresh_faults
 from forewarn.web.polling_report import silent_seconds
-from forewarn.web.queries import event_lists_vm, events_on_host
+from forewarn.web.queries import event_lists_vm, events_on_host, live_events
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.requests import next_update_domains, read_request_status, request_events, rollout_waits
 
@@ -60,7 +60,7 @@ _MAX_UNANNOUNCED = 100  # the newest history entries about what changed without 
 
 def explain_host(context: RequestContext, host: Host) -> Explanation:
     """Explain a host: its VMs, its live events, its ten latest past ones, and its own history entries."""
-    recent = {event.id: event for event in (*_live_events(context), *context.store.events(limit=_RECENT_EVENTS))}
+    recent = {event.id: event for event in (*live_events(context), *context.store.events(limit=_RECENT_EVENTS))}
     return host_explanation(
         host,
         context.store.vms(host=host.name),
@@ -102,10 +102,6 @@ def explain_request(context: RequestContext, request: MaintenanceRequest) -> Exp
         waits_for=rollout_waits(context, request, snapshot),
     )
     return rollout_explanation(request, rollout, progress, _events_with_facts(context, events), entries)
-
-
-def _live_events(context: RequestContext) -> list[Event]:
-    return context.store.events(statuses=[EventState.SCHEDULED, EventState.STARTED])
 
 
 def _events_with_facts(context: RequestContext, events: Iterable[Event]) -> list[EventWithFacts]:

@@ -11,7 +11,6 @@ from forewarn.base.wording import first_names
 from forewarn.control.fleet import FleetChange, FleetVersions, NewVm, fleet_file_for, vm_problem_text
 from forewarn.control.scope_transactions import retry_on_conflict
 from forewarn.core.access import Right
-from forewarn.core.event import Event, EventState
 from forewarn.core.explain.preview import Preview, preview_to_confirm
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.fleet_diff import FleetDiff, HostChange, VmChange, diff_fleet
@@ -22,6 +21,7 @@ from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.errors import Forbidden, Refused, Rejected
 from forewarn.web.api_errors import FleetNotApplicable
 from forewarn.web.context import RequestContext
+from forewarn.web.queries import live_events
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.views import (
     FieldChangeView,
@@ -197,14 +197,10 @@ async def preview_remove_vm(context: RequestContext, call: HandlerCall) -> Previ
 async def _compare_with_store(
     context: RequestContext, proposal: DeclaredFleet, *, resurrect: bool = False, remove_missing: bool = True
 ) -> FleetDiff:
-    hosts, vms, live = context.store.hosts(), context.store.vms(removed=True), _live_events(context)
+    hosts, vms, live = context.store.hosts(), context.store.vms(removed=True), live_events(context)
     return await asyncio.to_thread(
         diff_fleet, proposal, hosts=hosts, vms=vms, live_events=live, resurrect=resurrect, remove_missing=remove_missing
     )
-
-
-def _live_events(context: RequestContext) -> list[Event]:
-    return context.store.events(statuses=[EventState.SCHEDULED, EventState.STARTED])
 
 
 async def _apply_difference(

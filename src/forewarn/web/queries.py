@@ -35,6 +35,11 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
     wait_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = 0  # up to 60; 0: do not wait
 
 
+def live_events(context: RequestContext) -> list[Event]:
+    """Return all scheduled and started events."""
+    return context.store.events(statuses=[EventState.SCHEDULED, EventState.STARTED])
+
+
 def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) -> list[Event]:
     """Return those of the events that concern this host, in the same order."""
     # A past event does not count merely because its VM moved here later.

@@ -15,7 +15,7 @@ from forewarn.base.times import Timestamp, timestamp
 from forewarn.base.wording import first_names
 from forewarn.core.cause import CAUSE_RULES, Cause, Verb, verb_noun
 from forewarn.core.event import Event
-from forewarn.core.explain.rollout_plan import PlannedWave
+from forewarn.core.explain.rollout_plan import PlannedWave, counted
 from forewarn.core.request import PlannedEvent
 
 _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
@@ -179,7 +179,7 @@ def _immediate_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
         yield f"{verb_noun(verb).capitalize()} of {first_names(names)} at once, without an event: {why}."
     if others:
         named = first_names([name for names in others for name in names])
-        yield f"Other VMs are affected at once for {_counted(len(others), 'more reason')}: {named}."
+        yield f"Other VMs are affected at once for {counted(len(others), 'more reason')}: {named}."
 
 
 def _published_sentences(events: Sequence[PreviewedEvent], vms: int, *, is_over: bool) -> Iterator[str]:
@@ -191,18 +191,18 @@ def _published_sentences(events: Sequence[PreviewedEvent], vms: int, *, is_over:
         how = f"in {'' if is_over else 'the first '}{waves} batches, one update domain of a scope at a time"
     else:
         how = "published at once" if is_over else "published first"
-    yield f"{_counted(len(events), 'event')} over {_counted(affected, 'VM')}, {how}."
+    yield f"{counted(len(events), 'event')} over {counted(affected, 'VM')}, {how}."
     yield from _without_notice_sentences(events)
     if not is_over and affected < vms:
-        why = f"{_counted(vms, 'VM')} are too many to simulate" if waves == 1 else "the simulation stopped there"
-        yield f"{_counted(vms - affected, 'more VM')} follow in later batches, which the preview leaves out: {why}."
+        why = f"{counted(vms, 'VM')} are too many to simulate" if waves == 1 else "the simulation stopped there"
+        yield f"{counted(vms - affected, 'more VM')} follow in later batches, which the preview leaves out: {why}."
 
 
 def _without_notice_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
     if immediate := [event for event in events if event.listed and _starts_at_once(event)]:
         names = first_names(list(dict.fromkeys(name for event in immediate for name in event.vms)))
         why = "; ".join(dict.fromkeys(event.note for event in immediate if event.note))
-        start = f"{_counted(len(immediate), 'event')} start{'s' if len(immediate) == 1 else ''}"
+        start = f"{counted(len(immediate), 'event')} start{'s' if len(immediate) == 1 else ''}"
         yield f"{start} at once, without notice: {names}{f' ({why})' if why else ''}."
 
 
@@ -220,8 +220,4 @@ def _replacement_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
     if replaced := [event_id for event in events for event_id in event.replaces]:
         others = " and others" if len(replaced) > _MAX_LISTED_REASONS else ""
         named = ", ".join(replaced[:_MAX_LISTED_REASONS])
-        yield f"It replaces {_counted(len(replaced), 'pending event')}, which would be withdrawn: {named}{others}."
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+        yield f"It replaces {counted(len(replaced), 'pending event')}, which would be withdrawn: {named}{others}."

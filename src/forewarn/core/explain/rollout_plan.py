@@ -489,26 +489,26 @@ def _wave_times(
 
 def _sentences(plan: RolloutPlan) -> Iterator[str]:
     waves = [wave for wave in plan.waves if wave.size]
-    yield f"{plan.impact.capitalize()} of {_count(plan.vms, 'VM')} in {_count(len(waves), 'wave')}: {plan.target}."
+    yield f"{plan.impact.capitalize()} of {counted(plan.vms, 'VM')} in {counted(len(waves), 'wave')}: {plan.target}."
     if plan.hold:
         yield f"All rollouts are on hold ({plan.hold}): the times count from the end of the hold."
     for request_id, vms in plan.shared.items():
         are = "is" if vms == 1 else "are"
-        yield f"{_count(vms, 'VM')} {are} shared with rollout {request_id[:8]}, which does the same work."
+        yield f"{counted(vms, 'VM')} {are} shared with rollout {request_id[:8]}, which does the same work."
     if plan.over_earliest is not None:
         yield f"If each event is approved at once, it is over in {duration_text(plan.over_earliest - plan.now)}."
     if plan.over_latest is not None:
         yield f"If nobody approves, it is over in {duration_text(plan.over_latest - plan.now)}."
     if plan.never_started:
         why = f": {plan.reason}" if plan.reason else ""
-        yield f"{_count(plan.never_started, 'VM')} would get no event{why}."
+        yield f"{counted(plan.never_started, 'VM')} would get no event{why}."
     if plan.is_partial:
         yield from _sentences_about_cut(plan)
     if plan.without_handler:
         names = [name for wave in plan.waves for name in wave.without_handler]
         do = "does" if plan.without_handler == 1 else "do"
         named = first_names(names, total=plan.without_handler)
-        yield f"{_count(plan.without_handler, 'VM')} {do} not poll for events: {named}."
+        yield f"{counted(plan.without_handler, 'VM')} {do} not poll for events: {named}."
 
 
 def _sentences_about_cut(plan: RolloutPlan) -> Iterator[str]:
@@ -520,5 +520,6 @@ def _sentences_about_cut(plan: RolloutPlan) -> Iterator[str]:
         yield f"It would not finish, so later times are missing: {wait}."
 
 
-def _count(number: int, thing: str) -> str:
+def counted(number: int, thing: str) -> str:
+    """Return the number with its noun: `1 VM`, `0 VMs`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
