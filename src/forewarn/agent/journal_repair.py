@@ -30,6 +30,7 @@ from forewarn.agent.journal import (
 )
 from forewarn.agent.model import LOST_STEP_TEXT, EventRecord, StepPhase, StepRun, StepState
 from forewarn.agent.runner import file_time_stamp, keys_with_step_folders, stale_step_folders
+from forewarn.base.files import sync_to_disk
 from forewarn.errors import Rejected
 
 _FILE_SUFFIXES = ("", "-wal", "-shm")  # SQLite's files of one database
@@ -109,7 +110,7 @@ def _repair(path: Path, step_folders: Path, stamp: str) -> JournalRepair:
         for suffix in _FILE_SUFFIXES[1:]:  # they belong to the damaged file
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         os.replace(new_path, path)
-    _sync(path.parent)
+    sync_to_disk(path.parent)
     return JournalRepair(
         damaged_copy=aside,
         kept=tuple(record.key for record in records),
@@ -123,16 +124,8 @@ def _copy_database(path: Path, copy: Path) -> None:
         source, target = path.with_name(path.name + suffix), copy.with_name(copy.name + suffix)
         if source.exists():
             shutil.copy2(source, target)
-            _sync(target)
-    _sync(copy.parent)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+            sync_to_disk(target)
+    sync_to_disk(copy.parent)
 
 
 def _write_journal(path: Path, records: tuple[EventRecord, ...], values: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from forewarn.base.files import sync_to_disk
 from forewarn.errors import NotFound, Rejected, Unavailable
 
 _PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
@@ -63,17 +64,9 @@ def _write_atomically(path: Path, content: bytes, mode: int) -> None:
         except BaseException:
             os.unlink(name)
             raise
-        _sync_directory(path.parent)
+        sync_to_disk(path.parent)
     except OSError as error:
         raise Unavailable(f"file {str(path)!r} cannot be written now ({error}): correct this and try again") from error
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

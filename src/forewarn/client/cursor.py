@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forewarn.base.files import sync_to_disk
 from forewarn.client.change_detection import KnownDocument, KnownEvent
 from forewarn.client.events import Change, Event, Gone, Outcome, Scheduled, Started
 from forewarn.errors import Rejected
@@ -144,15 +145,7 @@ def save_cursor(path: Path, cursor: WatchCursor) -> None:
             file.flush()
             os.fsync(file.fileno())
         new_file.replace(path)
-        _fsync_directory(path.parent)
+        sync_to_disk(path.parent)
     except OSError as error:
         new_file.unlink(missing_ok=True)
         raise Rejected(f"the cursor {str(path)!r} cannot be written ({error.strerror}): use another file") from error
-
-
-def _fsync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from forewarn.base.files import sync_to_disk
 from forewarn.cluster.lost_commits import describe_loss
 from forewarn.cluster.record import LeaseRow, LogPruned, RecordGroup, RecordMismatch, RecordSnapshot, SharedRecord
 from forewarn.cluster.row_changes import apply_changes, set_last_seq, upsert_sql
@@ -67,7 +68,7 @@ def forget_position(path: Path) -> None:
     with closing(sqlite_file.connect(path, mode="rw")) as db:
         db.execute("PRAGMA synchronous = FULL")
         db.execute(_FORGET_POSITION)
-    sqlite_file.sync_to_disk(path)
+    sync_to_disk(path)
 
 
 class CopyFollower:
@@ -235,7 +236,7 @@ def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
             sqlite_file.migrate_store_file(partial)
             with closing(sqlite_file.connect(partial, mode="rw")) as db:
                 position = _fill(db, snapshot)
-        sqlite_file.sync_to_disk(partial)
+        sync_to_disk(partial)
         # Only now, when the new one is complete and on disk.
         _set_aside_if_damaged(path)
         _delete_database(path)
@@ -244,7 +245,7 @@ def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
         with suppress(OSError):  # a full disk must not stay full because of this attempt
             _delete_database(partial)
         raise
-    sqlite_file.sync_to_disk(path.parent)
+    sync_to_disk(path.parent)
     return position
 
 

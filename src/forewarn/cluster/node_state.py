@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from forewarn.base.files import sync_to_disk
 from forewarn.errors import Rejected
 
 _ID_BYTES = 8
@@ -77,8 +78,4 @@ class NodeState:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_to_disk(self._path.parent)

@@ -18,6 +18,7 @@ from psycopg import errors
 from sqlalchemy import Float, LargeBinary, String
 from sqlalchemy.exc import DBAPIError
 
+from forewarn.base.files import sync_to_disk
 from forewarn.cluster import postgres_connection
 from forewarn.cluster.following import CopyPosition, build_copy, forget_position, read_position
 from forewarn.cluster.lease import HeldLease
@@ -269,7 +270,7 @@ def copy_record_to_store(url: str, target: Path) -> dict[str, TableDigest]:
         forget_position(moving)
         mark_path(target).unlink(missing_ok=True)  # of a store that was there before
         moving.rename(target)
-        sqlite_file.sync_to_disk(target.parent)
+        sync_to_disk(target.parent)
     return copy_digests(target)
 
 
@@ -452,7 +453,7 @@ def _mark_moved(source: Path, target: str) -> None:
             "INSERT INTO saved (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
             (MOVED_NAME, target.encode()),
         )
-    sqlite_file.sync_to_disk(source)
+    sync_to_disk(source)
 
 
 def _read_revision(db: psycopg.Connection[tuple[Any, ...]]) -> str | None:

@@ -9,6 +9,7 @@ import tempfile
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from forewarn.base.files import sync_to_disk
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.store import sqlite_file
 from forewarn.store.commit_mark import MARK_SUFFIX, HighestNumbers, begin_new_epoch, highest_numbers
@@ -38,7 +39,7 @@ def write_backup(source: Path, path: Path, original: sqlite3.Connection | None =
             partial = _new_file_beside(path)
             _copy(original, partial, pages=pages)
         _publish(partial, path)
-        sqlite_file.sync_to_disk(path.parent)
+        sync_to_disk(path.parent)
 
 
 def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
@@ -67,7 +68,7 @@ def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
         # As late as possible: until here an error leaves the old store in place.
         aside = _move_aside(target)
         partial.rename(target)
-        sqlite_file.sync_to_disk(target.parent)
+        sync_to_disk(target.parent)
     return aside
 
 
@@ -95,7 +96,7 @@ def _copy(original: sqlite3.Connection, partial: Path, *, pages: int = _ALL_PAGE
         with closing(sqlite_file.connect(partial, mode="rwc")) as copy:
             original.backup(copy, pages=pages)
             copy.execute("PRAGMA journal_mode = DELETE")  # so that the backup is one file
-        sqlite_file.sync_to_disk(partial)
+        sync_to_disk(partial)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
@@ -108,7 +109,7 @@ def _forget_record(path: Path) -> None:
             return  # of a release without records
         db.execute("DELETE FROM record_position")
         db.execute("DELETE FROM saved WHERE name = ?", (sqlite_file.MOVED_NAME,))
-    sqlite_file.sync_to_disk(path)
+    sync_to_disk(path)
 
 
 def _last_shown(path: Path) -> HighestNumbers:

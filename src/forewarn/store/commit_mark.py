@@ -60,6 +60,7 @@ from zlib import crc32
 
 import msgspec
 
+from forewarn.base.files import sync_to_disk
 from forewarn.store import sqlite_file
 
 # Begins a new epoch of every scope, because a store may lack writes that VMs have seen.
@@ -220,7 +221,7 @@ class CommitMark:
             db.execute("COMMIT")
         mark = cls(os.open(mark_path(store), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), number)
         mark._write(is_open=True, synced=True)
-        sqlite_file.sync_to_disk(store.parent)  # the names of mark and log, too: a missing log means a loss
+        sync_to_disk(store.parent)  # the names of mark and log, too: a missing log means a loss
         return mark
 
     def count(self, db: sqlite3.Connection) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
+from forewarn.base.files import sync_to_disk
 from forewarn.errors import Refused, Rejected, Unavailable
 from forewarn.store.schema import APPLICATION_ID, REVISION, REVISIONS, metadata
 
@@ -148,15 +149,6 @@ def _enable_incremental_vacuum(path: Path) -> None:
             with suppress(sqlite3.OperationalError):
                 db.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 db.execute("VACUUM")
-
-
-def sync_to_disk(path: Path) -> None:
-    """Flush a file or a directory to disk (fsync); raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

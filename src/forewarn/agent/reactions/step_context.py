@@ -10,13 +10,13 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from string import Template
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from forewarn.agent.model import Event, StepContext, StepPhase
 from forewarn.base.duration import exact_duration_text
+from forewarn.base.files import sync_to_disk
 from forewarn.base.tomlfile import BadValue
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:
         os.fsync(file.fileno())
     new_file.replace(context.folder / _NOTES_FILE)
     for folder in (context.folder, *context.folder.parents[:2]):  # each may be new
-        _fsync_folder(folder)
+        sync_to_disk(folder)
 
 
 def load_undo_notes(context: StepContext) -> UndoNotes:
@@ -186,14 +186,6 @@ def load_undo_notes(context: StepContext) -> UndoNotes:
     except (OSError, ValueError):
         return {}
     return {str(name): str(text) for name, text in notes.items()} if isinstance(notes, dict) else {}
-
-
-def _fsync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def delete_undo_notes(context: StepContext) -> None:

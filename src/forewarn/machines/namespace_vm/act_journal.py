@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from forewarn.base.files import sync_to_disk
+
 _MAX_OUTCOMES = 256  # kept when a journal is opened: the service asks only about recent acts
 
 
@@ -138,19 +140,11 @@ def _rewrite_file(path: Path, entries: list[dict[str, Any]]) -> int:
         _write_all(file, b"".join(_encode_entry(entry) for entry in entries))
         os.fsync(file)
         os.replace(new_file, path)
-        _sync_directory(path.parent)  # else a power failure may bring the old file back, without later acts
+        sync_to_disk(path.parent)  # else a power failure may bring the old file back, without later acts
     except OSError:
         os.close(file)
         raise
     return file
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_all(file: int, data: bytes) -> None:

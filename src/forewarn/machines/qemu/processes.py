@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from forewarn.base.files import sync_to_disk
 from forewarn.errors import Refused
 from forewarn.machines.driver import HostUnreachable
 from forewarn.machines.interface import ActNotTried, process_start_time, wait_for_process_exit
@@ -263,11 +264,7 @@ def delete_file(path: Path) -> None:
 def sync_directory(directory: Path) -> None:
     """Make renamed, created and deleted names of this directory durable (fsync)."""
     try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_to_disk(directory)
     except OSError as error:
         raise file_error(f"changes in directory {str(directory)!r} cannot be made durable", error) from error
 
