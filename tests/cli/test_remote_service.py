@@ -341,3 +341,24 @@ def test_a_remote_service_needs_no_server_extra(signed_in: Any, remote_service: 
     result = subprocess.run(arguments, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert remote_service.url in result.stdout
+
+
+def test_a_newer_service_may_say_more_about_a_problem(signed_in: Any, remote_service: Any) -> None:
+    problem = {"line": 3, "message": "host 'h9' is unknown", "remedy": "declare it", "column": 7}
+    error = {"code": "Rejected", "message": "the file is wrong", "problems": [problem]}
+    remote_service.set_replies(json_reply({"error": error}, status=400))
+    (signed_in.data / "fleet.toml").write_text("")
+    message = signed_in.refused("fleet", "apply", str(signed_in.data / "fleet.toml"), "--yes", "--profile", "lab")
+    assert "fleet.toml:3: host 'h9' is unknown: declare it" in message
+
+
+def test_every_command_is_found_without_the_server_extra() -> None:
+    missing = ["msgspec", "cryptography", "starlette", "httptools", "sqlalchemy", "jinja2", "jwt", "httpx2", "tomli"]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n"
+        "import click; from forewarn.cli.root_command import forewarn\n"
+        "context = click.Context(forewarn)\n"
+        "for name in forewarn.list_commands(context): forewarn.get_command(context, name)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

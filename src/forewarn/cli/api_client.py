@@ -210,6 +210,6 @@ def _error_from_answer(status: int, view: JsonObject) -> ForewarnError:
     error: JsonObject = found if isinstance(found, dict) else {}
     message = str(error.get("message") or f"the service answered status {status} without a reason: see its log")
     if error.get("problems"):
-        problems = [FileProblem(**problem) for problem in error["problems"]]
+        problems = [FileProblem(line=p["line"], message=p["message"], remedy=p["remedy"]) for p in error["problems"]]
         return InvalidFile(problems, message=message, code=str(error.get("code")))
     return named_error(str(error.get("code")), message)

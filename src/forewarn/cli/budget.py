@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import click
 
 from forewarn.cli.api_client import JsonObject
-from forewarn.cli.invocation import Invocation, service_command
+from forewarn.cli.invocation import Invocation, require_server_extra, service_command
 from forewarn.cli.output import Cell, bold, count_noun, join_names
-from forewarn.core.budgets import parse_limit
 
 _MAX_ROWS = 20  # groups of one budget in a table
 
@@ -37,6 +36,9 @@ def set_budget(call: Invocation, name: str, at_most: str, per: str, location: st
 
     Rollouts publish no more events than the budget allows. A share is rounded down, but is at least one VM.
     """
+    with require_server_extra("budget set"):
+        from forewarn.core.budgets import parse_limit
+
     max_vms, max_percent = parse_limit(at_most)
     body: JsonObject = {"name": name, "max_vms": max_vms, "max_percent": max_percent}
     body |= {"per": per, "location": location, "tag": tag}

@@ -17,7 +17,7 @@ from forewarn.base.wording import scope_name_from_id
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import host_names, rollout_ids, scope_ids
 from forewarn.cli.follow import Snapshot, follow
-from forewarn.cli.invocation import CommandFunction, Invocation, duration, service_command
+from forewarn.cli.invocation import CommandFunction, Invocation, duration, require_server_extra, service_command
 from forewarn.cli.output import (
     Cell,
     Instant,
@@ -38,7 +38,6 @@ from forewarn.cli.output import (
 )
 from forewarn.cli.request import short_notice_option, wait_option
 from forewarn.cli.request_output import preview_options, show_preview
-from forewarn.core.rollout_file import parse_deadline
 from forewarn.errors import Rejected
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -607,6 +606,8 @@ def _body(call: Invocation, file: str | None, options: dict[str, Any]) -> dict[s
 
 
 def _deadline(call: Invocation, text: str) -> str:
+    with require_server_extra("rollout start --deadline"):
+        from forewarn.core.rollout_file import parse_deadline
     return time_text(parse_deadline(text, call.api.now()))
 
 
