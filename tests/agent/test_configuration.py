@@ -84,6 +84,7 @@ def test_a_notification_begins_at_once_for_each_event_and_is_repeatable() -> Non
         ('[[rules]]\n[steps.a]\nuse = "command"\nbudget = "soon"\nrun = "x"', "4: budget = 'soon' is not a duration"),
         ('[[rules]]\n[steps.a]\nuse = "command"\nbudget = "0s"\nrun = "x"', "4: budget = '0s' is not a duration of"),
         ('[[rules]]\n[steps.a]\nuse = "command"\nbudget = true\nrun = "x"', "4: budget = True is not a duration of"),
+        (f'[[rules]]\n[steps.a]\nuse = "command"\nbudget = 1{"0" * 400}\nrun = "x"', "4: budget = 100000"),
         ("rules = 3", "1: rules is not a list of tables: write [[rules]] above each of them"),
         ("steps = 3\n[[rules]]", "1: steps is not a table: write steps = { … }"),
         (f'[[rules]]\nkinds = ["Rebot"]\n{STEP}', "2: kinds has 'Rebot', which is unknown: did you mean 'Reboot'?"),

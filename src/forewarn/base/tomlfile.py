@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import tomllib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
@@ -344,7 +345,7 @@ def read_seconds(raw: RawTable, key: str, default: T, *, least: float = 0.0, mos
     except ValueError:
         seconds = -1.0
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not least <= seconds <= most or seconds == math.inf:
+    if not is_number or not least <= seconds <= min(most, sys.float_info.max):  # a whole number may be greater
         limits = (f" of {exact_duration_text(least)} or more" if least else "") + (
             f", at most {exact_duration_text(most)}" if most < math.inf else ""
         )
