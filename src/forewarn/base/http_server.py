@@ -32,8 +32,6 @@ _BACKLOG = 64
 MAX_CONNECTIONS = 64  # without a request yet; the same number again whose answer is being sent
 _MAX_PER_ADDRESS = 16
 _JSON_TYPE = "application/json"
-
-
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -123,8 +121,8 @@ class HttpServer:
                         await self._respond(head, writer)
                         writer.close()
                         await writer.wait_closed()
-        except (TimeoutError, ConnectionError, asyncio.CancelledError):
-            pass  # the client was too slow, was closed for a newer connection, or has gone
+        except (OSError, asyncio.CancelledError):
+            pass  # the client was too slow, was closed for a newer connection, has gone, or cannot be reached
         finally:
             writer.transport.abort()
 
