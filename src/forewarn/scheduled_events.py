@@ -97,7 +97,7 @@ def _make_plan(
     seed: int,
     at_once: int | None,
 ) -> CrashTestPlan:
-    from forewarn.crash_test.case_files import load_case_file
+    from forewarn.crash_test.case import load_case_file
     from forewarn.crash_test.claims import DEFAULT_CLAIMS, HandlerProfile, load_claims
     from forewarn.crash_test.preflight import combine_cases, require_variable_name, select_cases
     from forewarn.crash_test.runner import CrashTestPlan

@@ -13,8 +13,7 @@ from forewarn import crash_test
 from forewarn.cli.crash_test import crash_test as command
 from forewarn.crash_test import approval_demands, demands, program_demands
 from forewarn.crash_test.baseline import load_baseline
-from forewarn.crash_test.case import Demand
-from forewarn.crash_test.case_files import load_case_file
+from forewarn.crash_test.case import Demand, load_case_file
 from forewarn.crash_test.cases import ALL_CASES
 from forewarn.crash_test.claims import HandlerClaims, HandlerProfile, parse_claims
 from forewarn.crash_test.grading import Grade

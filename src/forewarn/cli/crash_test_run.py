@@ -71,7 +71,7 @@ class ReportFiles:
 
 def load_known_cases(files: Sequence[Path]) -> tuple[Case, ...]:
     """Return the built-in cases, then those of the user's case files, in the order of the files."""
-    from forewarn.crash_test.case_files import load_case_file
+    from forewarn.crash_test.case import load_case_file
     from forewarn.crash_test.preflight import combine_cases
 
     return combine_cases([case for path in files for case in load_case_file(path)])
@@ -292,7 +292,7 @@ def find_case_of_result(result: CrashTestResult, path: Path, case_id: str) -> Ca
     """Return the case with this id of the result in file `path`, as it is defined now."""
     from difflib import get_close_matches
 
-    from forewarn.crash_test.case_files import load_case_file
+    from forewarn.crash_test.case import load_case_file
     from forewarn.crash_test.cases import find_case
 
     ids = [case.id for case in result.cases]

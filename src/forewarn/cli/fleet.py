@@ -83,8 +83,8 @@ def import_libvirt(call: Invocation, uris: tuple[str, ...], output: str | None, 
 
 async def _read_hosts(uris: tuple[str, ...]) -> list[ImportedHost]:
     from forewarn.machines.libvirt.connection import LibvirtConnection, LibvirtHost
-    from forewarn.machines.libvirt.failure import LibvirtFailure
     from forewarn.machines.libvirt.fleet_import import read_host, split_named_uri
+    from forewarn.machines.libvirt.session import LibvirtFailure
 
     async def read(text: str) -> ImportedHost:
         name, uri = split_named_uri(text)

@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forewarn.base.files import sync_to_disk
-from forewarn.cluster.lost_commits import describe_loss
-from forewarn.cluster.record import LeaseRow, LogPruned, RecordGroup, RecordMismatch, RecordSnapshot, SharedRecord
+from forewarn.cluster.record import (
+    LeaseRow,
+    LogPruned,
+    RecordGroup,
+    RecordMismatch,
+    RecordSnapshot,
+    SharedRecord,
+    describe_loss,
+)
 from forewarn.cluster.row_changes import apply_changes, set_last_seq, upsert_sql
 from forewarn.errors import Refused
 from forewarn.store import sqlite_file

@@ -52,10 +52,11 @@ from forewarn.metadata.workers.messages import (
     OwnerReply,
     WorkerRequest,
     failure_message,
+    perform_request,
     reply_message,
     scope_message,
+    vm_of_request,
 )
-from forewarn.metadata.workers.request_handling import perform_request, vm_of_request
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from forewarn.cluster.lost_commits import tells_of_lost_commits
-from forewarn.cluster.record import LACKS_STANDBY, LEASE_S, LeaseRow
+from forewarn.cluster.record import LACKS_STANDBY, LEASE_S, LeaseRow, tells_of_lost_commits
 from forewarn.core.control_node import NodeRow
 
 MAX_CLOCK_DIFFERENCE_S = 2.0  # from the clock of the record's server

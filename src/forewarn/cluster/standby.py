@@ -19,8 +19,7 @@ from typing import NamedTuple, TypeVar
 from forewarn.base.clock import real_now
 from forewarn.base.times import RealTime
 from forewarn.cluster.following import CopyFollower
-from forewarn.cluster.lost_commits import lost_commits_problem
-from forewarn.cluster.record import LEASE_S, LeaseRow, MustStop, RecordUnavailable, SharedRecord
+from forewarn.cluster.record import LEASE_S, LeaseRow, MustStop, RecordUnavailable, SharedRecord, lost_commits_problem
 from forewarn.cluster.replicated_store import LeaseGuard, ReplicatedStore
 from forewarn.errors import ForewarnError, Refused
 from forewarn.store import sqlite_file

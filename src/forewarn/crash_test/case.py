@@ -5,14 +5,17 @@ A case file of your own is a Python file that makes cases with `Case` and lists 
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 from forewarn.crash_test.claims import HandlerClaims, HandlerProfile
 from forewarn.crash_test.stage import Stage
 from forewarn.crash_test.timeline import Probe, Timeline
 from forewarn.crash_test.verdict import CaseOutcome, Finding, Severity, Verdict
+from forewarn.errors import Rejected
 
 Script = Callable[[Stage], Awaitable[None]]
 
@@ -125,3 +128,24 @@ def _judge_demand(demand: Demand, observed: Observed) -> Finding:
 def _finding(demand: Demand, outcome: CaseOutcome, seen: str, at: tuple[float, ...] = ()) -> Finding:
     remedy = demand.remedy if outcome in (CaseOutcome.FAIL, CaseOutcome.SLOW) else ""
     return Finding(demand=demand.text, outcome=outcome, seen=seen, at=at, remedy=remedy)
+
+
+def load_case_file(path: Path) -> tuple[Case, ...]:
+    """Run a case file, which is Python, in this process, and return the cases of its list `CASES`."""
+    if path.is_dir():
+        raise Rejected(f"the case file {str(path)!r} is a directory: name a Python file in it")
+    try:
+        names = runpy.run_path(str(path))
+    except SyntaxError as error:
+        raise Rejected(f"{path}:{error.lineno}: this is not Python ({error.msg}): correct that line") from error
+    except SystemExit as error:
+        raise Rejected(f"the case file {str(path)!r} exits when it is run: remove the call that exits") from error
+    except OSError as error:
+        raise Rejected(f"the case file {str(path)!r} cannot be read ({error.strerror}): check its path") from error
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise Rejected(f"the case file {str(path)!r} fails when it is run ({problem}): correct it") from error
+    cases = names.get("CASES")
+    if not isinstance(cases, list | tuple) or not all(isinstance(case, Case) for case in cases):
+        raise Rejected(f"the case file {str(path)!r} has no list CASES of cases: add CASES = [Case(…), …]")
+    return tuple(cases)

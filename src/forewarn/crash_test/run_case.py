@@ -20,8 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from forewarn.crash_test.case import Case
-from forewarn.crash_test.case_files import load_case_file
+from forewarn.crash_test.case import Case, load_case_file
 from forewarn.crash_test.cases import find_case
 from forewarn.crash_test.claims import HandlerClaims, HandlerProfile
 from forewarn.crash_test.handler_machine import ChildMachine, HandlerMachine, HandlerSpec, NamespaceMachine

@@ -60,7 +60,6 @@ from forewarn.base.clock import FlooredClock, real_now
 from forewarn.base.times import RealTime
 from forewarn.cluster.following import CopyPosition
 from forewarn.cluster.lease import HeldLease, LeaseState
-from forewarn.cluster.lost_commits import describe_loss
 from forewarn.cluster.metrics import ControlNodeFigures
 from forewarn.cluster.node_roles import (
     NodeRole,
@@ -74,7 +73,7 @@ from forewarn.cluster.node_roles import (
     takeover_text,
     was_interrupted,
 )
-from forewarn.cluster.record import LACKS_STANDBY, MustStop, SharedRecord
+from forewarn.cluster.record import LACKS_STANDBY, MustStop, SharedRecord, describe_loss
 from forewarn.cluster.replicated_store import ReplicatedStore
 from forewarn.cluster.standby import Standby, TakenLease
 from forewarn.control.control_plane import ControlPlane

@@ -12,8 +12,7 @@ import pytest
 from forewarn.machines.driver import HostUnreachable, MachineState
 from forewarn.machines.libvirt.connection import LibvirtConnection, LibvirtHost
 from forewarn.machines.libvirt.domain_state import machine_state
-from forewarn.machines.libvirt.failure import OPERATION_TIMEOUT, LibvirtFailure
-from forewarn.machines.libvirt.session import LibvirtSession
+from forewarn.machines.libvirt.session import OPERATION_TIMEOUT, LibvirtFailure, LibvirtSession
 from tests.support.fake_libvirt import DOMAIN, FakeConnection, FakeDomain, FakeLibvirt, Moment
 
 RUNNING, PAUSED, OFF = 1, 3, 5

@@ -19,14 +19,15 @@ from forewarn.base.threads import in_daemon_thread
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.machines.driver import HostUnreachable
 from forewarn.machines.libvirt.domain_state import ChangeKind, change_kind
-from forewarn.machines.libvirt.failure import (
+from forewarn.machines.libvirt.session import (
     ACCESS_DENIED,
     NO_DOMAIN,
     OPERATION_TIMEOUT,
     UNSAFE_MIGRATION,
     LibvirtFailure,
+    LibvirtSession,
+    open_session,
 )
-from forewarn.machines.libvirt.session import LibvirtSession, open_session
 
 log = logging.getLogger(__name__)
 _MAX_UNANSWERED = 32  # calls to one host; more would only add threads

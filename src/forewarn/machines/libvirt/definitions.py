@@ -27,9 +27,8 @@ from forewarn.machines.libvirt.domain_state import (
     parse_mark,
     with_own_metadata,
 )
-from forewarn.machines.libvirt.failure import LibvirtFailure
 from forewarn.machines.libvirt.hosts import LibvirtHosts
-from forewarn.machines.libvirt.session import STORED, LibvirtSession
+from forewarn.machines.libvirt.session import STORED, LibvirtFailure, LibvirtSession
 
 # What libvirt operations check before they change a domain: its state, and the memory of the host.
 

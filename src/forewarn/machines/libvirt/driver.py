@@ -53,9 +53,8 @@ from forewarn.machines.libvirt.domain_state import (
     parse_mark,
     with_own_metadata,
 )
-from forewarn.machines.libvirt.failure import OPERATION_INVALID, LibvirtFailure
 from forewarn.machines.libvirt.hosts import LibvirtHosts
-from forewarn.machines.libvirt.session import LIVE, STORED, LibvirtSession
+from forewarn.machines.libvirt.session import LIVE, OPERATION_INVALID, STORED, LibvirtFailure, LibvirtSession
 
 log = logging.getLogger(__name__)
 

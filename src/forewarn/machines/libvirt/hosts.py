@@ -16,8 +16,7 @@ from forewarn.machines.libvirt.connection import (
     keep_open,
     operation_error,
 )
-from forewarn.machines.libvirt.failure import LibvirtFailure
-from forewarn.machines.libvirt.session import LibvirtSession
+from forewarn.machines.libvirt.session import LibvirtFailure, LibvirtSession
 
 T = TypeVar("T")
 

@@ -29,17 +29,28 @@ from forewarn.machines.libvirt.domain_state import (
     parse_xml,
     pool_directory,
 )
-from forewarn.machines.libvirt.failure import (
-    INVALID_ARGUMENT,
-    NO_DOMAIN,
-    NO_METADATA,
-    NO_VOLUME,
-    NOT_SUPPORTED,
-    OPERATION_INVALID,
-    OPERATION_TIMEOUT,
-    OPERATION_UNSUPPORTED,
-    LibvirtFailure,
-)
+
+# libvirt's error numbers (virErrorNumber), which are stable
+NOT_SUPPORTED = 3
+INVALID_ARGUMENT = 8
+NO_DOMAIN = 42
+NO_VOLUME = 50
+OPERATION_INVALID = 55
+OPERATION_TIMEOUT = 68
+NO_METADATA = 80
+UNSAFE_MIGRATION = 81
+OPERATION_UNSUPPORTED = 84
+ACCESS_DENIED = frozenset({29, 45, 79, 88})
+
+
+class LibvirtFailure(Exception):
+    """libvirt refused or could not do something; `code` is its error number (virErrorNumber), else 0."""
+
+    def __init__(self, message: str, code: int = 0, *, is_connection_lost: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.is_connection_lost = is_connection_lost
+
 
 # Pure functions over the CPUs in the XML of domains and hosts: what a VM needs from another host.
 

@@ -29,7 +29,7 @@ from forewarn.metadata.identity import (
     PortIdentity,
     SourceAddressIdentity,
 )
-from forewarn.metadata.interface import PublishedScope, ResetConnection
+from forewarn.metadata.interface import MetadataBackend, PublishedScope, ResetConnection
 from forewarn.metadata.limits import ServingSettings
 from forewarn.metadata.request_counters import RequestTotals
 from forewarn.protocol.document import Document
@@ -399,3 +399,23 @@ def _intern_document(document: Document) -> Document:
 
 def _non_default_facts(facts: InstanceFacts) -> dict[str, Any]:
     return {name: value for name, default in _FACT_DEFAULTS.items() if (value := getattr(facts, name)) != default}
+
+
+# The result of a request: an event id if that event is unknown, a token, or None.
+RequestResult: TypeAlias = "str | ManagedIdentityToken | WrongResource | None"
+
+
+async def perform_request(backend: MetadataBackend, request: WorkerRequest) -> RequestResult:
+    """Carry out a VM's request that another process sent, with this process's backend; return its result."""
+    match request:
+        case EnableRequest(vm=vm):
+            await backend.enable(vm)
+            return None
+        case ApproveRequest(vm=vm, event_ids=event_ids):
+            return await backend.approve(vm, event_ids)
+        case WorkerTokenRequest(identity=identity, resource=resource):
+            return await backend.token(identity, resource)
+
+
+def vm_of_request(request: WorkerRequest) -> str:
+    return request.identity.vm if isinstance(request, WorkerTokenRequest) else request.vm

@@ -30,7 +30,7 @@ from forewarn.metadata.request_counters import RequestTotals, sum_totals
 from forewarn.metadata.transport_faults import FaultTable
 from forewarn.metadata.workers import messages
 from forewarn.metadata.workers.channel import MessageKey, WorkerHandle
-from forewarn.metadata.workers.request_handling import perform_request
+from forewarn.metadata.workers.messages import perform_request
 
 log = logging.getLogger(__name__)
 
