@@ -78,7 +78,7 @@ def test_a_request_without_a_receiver_fails_at_once_and_one_without_an_answer_in
             await bus.request("forewarn.request.h7", b"x", timeout_s=5)
         assert time.monotonic() - began < 4
         await bus.subscribe("forewarn.request.h7", lambda message: None)
-        with pytest.raises(NoAnswer, match=r"no answer on 'forewarn\.ask\.h7' within 0\.2 s"):
+        with pytest.raises(NoAnswer, match=r"no answer on 'forewarn\.request\.h7' within 0\.2 s"):
             await bus.request("forewarn.request.h7", b"x", timeout_s=0.2)
         await bus.close()
 
