@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from forewarn.crash_test import remedies
 from forewarn.crash_test.case import Case
-from forewarn.crash_test.cases import find_case
 from forewarn.crash_test.claims import DEFAULT_CLAIMS, Approves, HandlerClaims, HandlerProfile
-from forewarn.crash_test.runner import CrashTestPlan, JudgedCase, run_cases
+from forewarn.crash_test.runner import CrashTestPlan, JudgedCase
 from tests.crash_test.planted_handler import Defect
 
 HANDLER = Path(__file__).with_name("planted_handler.py")
@@ -228,11 +226,6 @@ def plan_of(case: Case, *defects: Defect) -> CrashTestPlan:
         prepared=PREPARED,
         recovered=RECOVERED,
     )
-
-
-def judge_planted(case_id: str, *defects: Defect) -> JudgedCase:
-    """Run one case with the planted handler and return its verdict."""
-    return asyncio.run(run_cases(plan_of(find_case(case_id), *defects), lambda progress: None))[0]
 
 
 def describe_findings(judged: Iterable[JudgedCase]) -> str:

@@ -29,7 +29,7 @@ def ca(call: Invocation) -> None:
         from forewarn.auth.pem import certificate_facts, read_certificate
 
     authority = certificate_facts(read_certificate(ca_file(call.data)))
-    server = _server_certificate_file(call.data)
+    server = call.data / "tls" / "server.pem"
     names = certificate_facts(read_certificate(server)).names if server.exists() else ()
     if call.output.as_json:
         facts: dict[str, Any] = {"fingerprint": authority.fingerprint, "not_after": time_text(authority.not_after)}
@@ -68,10 +68,6 @@ def export(call: Invocation, file: str) -> None:
 def ca_file(data: Path) -> Path:
     """Return the path of the CA certificate, tls/ca.pem, in a data directory; it may not exist."""
     return data / "tls" / "ca.pem"
-
-
-def _server_certificate_file(data: Path) -> Path:
-    return data / "tls" / "server.pem"
 
 
 def _read_ca(call: Invocation) -> str:

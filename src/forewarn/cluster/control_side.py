@@ -14,7 +14,6 @@ import msgspec
 from forewarn.base.clock import real_now
 from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.host_streams import ActiveTerm, HostStreams, OnlyService, host_id
-from forewarn.cluster.messages import HostScope
 from forewarn.cluster.move_plan import MoveSettlements
 from forewarn.cluster.node_registry import JoinedNode
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
@@ -121,7 +120,7 @@ class ClusterControl:
             bind_act=lambda act, host: self._bindings.bind(self._control.store, act, host),
             is_confirmed_down=lambda host: self._control.placement.is_confirmed_down(host),
             silence_text=self._silence_text,
-            host_scopes=self._host_scopes,
+            host_scopes=lambda host_key, vm_key: self.streams.host_scopes(host_key, vm_key),
             record=lambda: self._term.record,
             real_time=real_now,
             failed_moves=self._failed_moves,
@@ -150,9 +149,6 @@ class ClusterControl:
                         until=None if until is None else until + ahead_s,
                     )
         return self._silences
-
-    def _host_scopes(self, host_key: str, vm_key: str) -> tuple[HostScope, ...]:
-        return self.streams.host_scopes(host_key, vm_key)
 
     def _failed_moves(self, act: Act) -> Iterator[Act]:
         placement, store = self._control.placement, self._control.store

@@ -229,7 +229,7 @@ async def _with_fault_lines(context: RequestContext, vm: Vm, explanation: Explan
     now = [
         sentence
         for fault in context.control.faults.active.faults
-        if _fault_covers_vm(fault, vm)
+        if fault.covers_request(scope_id=vm.scope_id, vm=vm.key)
         for sentence in _fault_sentences(context, fault, vm)
     ]
     entries = sorted(_fault_entries(context, vm), key=lambda entry: entry.seq)[-_MAX_FAULT_LINES:]
@@ -240,10 +240,6 @@ async def _with_fault_lines(context: RequestContext, vm: Vm, explanation: Explan
         *(ExplanationLine(at=timestamp(entry.at), text=entry.text) for entry in reversed(entries)),
     ]
     return replace(explanation, lines=tuple(sorted(lines, key=lambda line: -line.at)), now=(*explanation.now, *now))
-
-
-def _fault_covers_vm(fault: Fault, vm: Vm) -> bool:
-    return fault.covers_request(scope_id=vm.scope_id, vm=vm.key)
 
 
 def _fault_sentences(context: RequestContext, fault: Fault, vm: Vm) -> Iterator[str]:

@@ -71,12 +71,9 @@ class StopUnitsReaction:
 
     async def check(self, context: StepContext) -> bool | None:
         try:
-            return all([await self._has_ended(unit, context) for unit in self._options.units])
+            return all([await self._unit_state(unit, context) in _ENDED_STATES for unit in self._options.units])
         except _UnitStateUnknown:
             return None
-
-    async def _has_ended(self, unit: str, context: StepContext) -> bool:
-        return await self._unit_state(unit, context) in _ENDED_STATES
 
     async def _unit_state(self, unit: str, context: StepContext) -> str:
         command = (*self._systemctl_command(), "show", "--property=ActiveState", "--value", unit)
