@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tomllib
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.base.tomlfile import TomlPath, index_lines, load_limited_toml, toml_value
+from forewarn.base.tomlfile import MAX_KEY_PARTS, TomlPath, index_lines, load_limited_toml, toml_value
 from forewarn.errors import InvalidFile
 
 TRICKY = '''# [[vms]] in a comment
@@ -237,6 +238,22 @@ def test_a_key_with_many_parts_is_rejected_before_it_is_parsed(text: str) -> Non
     with pytest.raises(InvalidFile) as raised:
         load_limited_toml(text, "f.toml")
     assert [problem.line for problem in raised.value.problems] == [1]
+
+
+def test_no_quotes_at_the_end_of_a_text_hide_a_key() -> None:
+    long_key = "a." * MAX_KEY_PARTS + "b"
+    for quotes in ('"' * 3, "'" * 3):
+        text = f"x = {quotes}text{quotes}{quotes[0]} #\\\n{long_key} = 1 # {quotes[0]}\n"
+        with pytest.raises(InvalidFile, match="f.toml:2: a key has more than 16 parts"):
+            load_limited_toml(text, "f.toml")
+
+
+@pytest.mark.parametrize("text", ['"\\', '\\"""\n', '"""\\', '\'\'\'\n"', "9" * 998 + ",\n"])
+def test_a_text_that_is_not_toml_is_rejected_soon(text: str) -> None:
+    started = time.process_time()
+    with pytest.raises(InvalidFile):
+        load_limited_toml("a = [" + text * (60_000 // len(text)) + "1" * 4400, "f.toml")
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize(

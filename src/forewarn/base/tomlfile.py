@@ -48,17 +48,20 @@ _SIMPLE_LINE = re.compile(
 
 MAX_KEY_PARTS = 16
 _MAX_CHARACTERS = 10_000  # of one text
-_PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
-# Strings and comments are matched so that what is in them counts as no key, bare words so that none is read twice.
+_PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\[^\n])*+"|'[^'\n]*+')"""
+# Strings and comments are matched so that what is in them counts as no key, bare words so that none is read twice. So are
+# strings without an end, which are no TOML: to look for the end of each would take minutes for a text full of them.
 _LONG_KEY = re.compile(
-    r'"""(?:\\.|[^\\])*?"""'
-    r"|'''.*?'''"
+    r'"""(?:(?:\\.|[^\\])*?"""(?:"{0,2}+)|(?:\\.|[^\\])*+)'
+    r"|'''(?:.*?'''(?:'{0,2}+)|.*+)"
     r"|#[^\n]*+"
     rf"|(?P<key>{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_KEY_PARTS}}})"
-    rf"|{_PART}",
+    rf"|{_PART}"
+    r'|"(?:[^"\\\n]|\\[^\n])*+'
+    r"|'[^'\n]*+",
     re.DOTALL,
 )
-_LONG_NUMBER = re.compile(r"[0-9][0-9_]{999}")
+_LONG_NUMBER = re.compile(r"(?<![0-9_])[0-9][0-9_]{999}")
 
 
 def load_toml(
