@@ -244,11 +244,11 @@ def test_no_quotes_at_the_end_of_a_text_hide_a_key() -> None:
     long_key = "a." * MAX_KEY_PARTS + "b"
     for quotes in ('"' * 3, "'" * 3):
         text = f"x = {quotes}text{quotes}{quotes[0]} #\\\n{long_key} = 1 # {quotes[0]}\n"
-        with pytest.raises(InvalidFile, match="f.toml:2: a key has more than 16 parts"):
+        with pytest.raises(InvalidFile, match="toml:2: a key has more than 16 parts"):
             load_limited_toml(text, "f.toml")
 
 
-@pytest.mark.parametrize("text", ['"\\', '\\"""\n', '"""\\', '\'\'\'\n"', "9" * 998 + ",\n"])
+@pytest.mark.parametrize("text", ['"\\', '\\"""\n', '"""\\', "'''\n\"", "9" * 998 + ",\n"])
 def test_a_text_that_is_not_toml_is_rejected_soon(text: str) -> None:
     started = time.process_time()
     with pytest.raises(InvalidFile):

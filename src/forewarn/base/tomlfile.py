@@ -49,8 +49,8 @@ _SIMPLE_LINE = re.compile(
 MAX_KEY_PARTS = 16
 _MAX_CHARACTERS = 10_000  # of one text
 _PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\[^\n])*+"|'[^'\n]*+')"""
-# Strings and comments are matched so that what is in them counts as no key, bare words so that none is read twice. So are
-# strings without an end, which are no TOML: to look for the end of each would take minutes for a text full of them.
+# Strings and comments are matched so that what is in them counts as no key, bare words so that none is read twice.
+# Strings without an end are no TOML, but to look for the end of each takes minutes for a text full of them.
 _LONG_KEY = re.compile(
     r'"""(?:(?:\\.|[^\\])*?"""(?:"{0,2}+)|(?:\\.|[^\\])*+)'
     r"|'''(?:.*?'''(?:'{0,2}+)|.*+)"
